@@ -1,0 +1,5 @@
+"""Lets older tools install the package; everything is declared in setup.cfg."""
+
+from setuptools import setup
+
+setup()

@@ -1,0 +1,103 @@
+"""Turns the failure of one rank into the end of the job, with one message that says where and what."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+import traceback
+from types import TracebackType
+from typing import NoReturn
+
+from mpi4py import MPI
+
+from stalempi import context
+from stalempi.errors import ConfigError, StalempiError
+
+__all__ = ["fail", "install"]
+
+# A fault that several ranks find is told by the lowest of them: each waits this long (s) per rank below it, up to a
+# limit, for one of those to end the job.
+_GRACE, _LONGEST_GRACE = 0.5, 4.0
+
+_installed = False
+
+
+def install() -> None:
+    """Makes an uncaught exception, in any thread, and a non-zero `sys.exit` abort the job; does so once.
+
+    Without this the other ranks of a plain `mpirun python script.py` wait for the failed one for ever. At a normal end
+    of the program, what the user has left open is closed.
+    """
+    global _installed  # noqa: PLW0603 - hooks are global by nature
+    if _installed:
+        return
+    _installed = True
+    sys.excepthook = _on_exception
+    threading.excepthook = _on_thread_exception
+    sys.exit = _exit
+    atexit.register(_at_end)
+
+
+def fail(error: BaseException) -> NoReturn:
+    """Says where and why this rank failed and ends the job: exit code 2 if the user's input is at fault, else 1."""
+    time.sleep(min(_LONGEST_GRACE, _GRACE * MPI.COMM_WORLD.Get_rank()))
+    print(_story(error), file=sys.stderr, flush=True)
+    _abort(2 if isinstance(error, ConfigError) else 130 if isinstance(error, KeyboardInterrupt) else 1)
+
+
+def _story(error: BaseException) -> str:
+    where = f"rank {MPI.COMM_WORLD.Get_rank()}"
+    if context.is_initialized():
+        where += f" ({context.current().role})"
+    if context.open_jobs:
+        where += f" step {context.open_jobs[-1].step_count}"
+    if isinstance(error, ConfigError):
+        return f"stalempi: error: {error}"
+    if isinstance(error, StalempiError):
+        return f"stalempi: {where} failed: {error}"
+    if isinstance(error, KeyboardInterrupt):
+        return f"stalempi: {where} was interrupted"
+    lines = "".join(traceback.format_exception(error))
+    return f"stalempi: {where} failed:\n{lines}"
+
+
+def _abort(code: int) -> NoReturn:
+    sys.stdout.flush()
+    MPI.COMM_WORLD.Abort(code)
+    os._exit(code)  # Abort does not always return control, but never leave it to chance
+
+
+def _on_exception(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:  # the signature that sys.excepthook has
+    del kind, trace
+    fail(error)
+
+
+def _on_thread_exception(args: threading.ExceptHookArgs) -> None:
+    fail(args.exc_value or args.exc_type())
+
+
+def _exit(status: object = None, /) -> NoReturn:
+    """Stands in for `sys.exit`: a status that says failure ends the job, once everything has been unwound."""
+    if status not in (None, 0):
+        atexit.register(_abort_quietly, status)
+    raise SystemExit(status)
+
+
+def _abort_quietly(status: object) -> None:
+    if isinstance(status, int):
+        _abort(status)
+    print(status, file=sys.stderr, flush=True)
+    _abort(1)
+
+
+def _at_end() -> None:
+    for job in reversed(context.open_jobs):
+        try:
+            job.finish()
+        except StalempiError as error:
+            fail(error)

@@ -1,0 +1,1 @@
+"""Holds the stalempi-bench command: one file a subcommand."""

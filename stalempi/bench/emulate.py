@@ -1,0 +1,51 @@
+"""Makes a worker slower than it is, so that scheduling can be studied on a machine with few cores."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from stalempi.errors import ConfigError
+
+__all__ = ["Pace", "parse_slow"]
+
+
+def parse_slow(specs: Sequence[str], ranks: int) -> dict[int, float]:
+    """Reads RANK=FACTOR words: rank 1 .. ranks - 1 of the job, factor at least 1; ConfigError otherwise."""
+    found: dict[int, float] = {}
+    for spec in specs:
+        try:
+            rank, factor = int(spec.partition("=")[0]), float(spec.partition("=")[2])
+        except ValueError:
+            raise ConfigError(f"--slow takes RANK=FACTOR, as in --slow 2=1.9, got {spec!r}") from None
+        if not 1 <= rank < ranks:
+            raise ConfigError(f"--slow {spec}: workers are ranks 1 to {ranks - 1}")
+        if not factor >= 1:
+            raise ConfigError(f"--slow {spec}: a factor below 1 would make the worker faster")
+        found[rank] = factor
+    return found
+
+
+class Pace:
+    """Stretches a worker's iterations.
+
+    Args:
+        factor: how many times longer an iteration takes.
+        emulate_ms: milliseconds that a sample takes, instead of the time that it really took (which is the least).
+    """
+
+    def __init__(self, factor: float = 1.0, emulate_ms: float | None = None) -> None:
+        self._factor, self._emulate_ms = factor, emulate_ms
+        self._began = 0.0
+
+    def begin(self) -> None:
+        """Marks the start of an iteration's computation."""
+        self._began = time.perf_counter()
+
+    def end(self, samples: int) -> None:
+        """Sleeps until the iteration has taken as long as it is to take."""
+        took = time.perf_counter() - self._began
+        own = took if self._emulate_ms is None else samples * self._emulate_ms / 1e3
+        remains = own * self._factor - took
+        if remains > 0:
+            time.sleep(remains)

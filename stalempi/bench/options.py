@@ -1,0 +1,48 @@
+"""Holds the command-line options that several subcommands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from stalempi.errors import ConfigError
+from stalempi.policy import CONTROLLERS, POLICIES, Policy, make_policy
+
+__all__ = ["parse_shares", "policy_from", "policy_options"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_NAMES = ("bound", "lower", "upper", "controller", "backup")
+_DEFAULTS: dict[str, dict[str, int]] = {"dssp": {"lower": 3, "upper": 15}}
+
+
+def policy_options(function: F) -> F:
+    """Adds --policy and the options of every policy to a click command."""
+    for option in (
+        click.option("--backup", type=int, help="bsp: a round goes on without the slowest BACKUP workers."),
+        click.option("--controller", type=click.Choice(list(CONTROLLERS)), help="dssp: how the threshold is chosen."),
+        click.option("--upper", type=int, help="dssp: largest staleness threshold [default: 15]."),
+        click.option("--lower", type=int, help="dssp: smallest staleness threshold [default: 3]."),
+        click.option("--bound", type=int, help="ssp: largest gap at which a worker may start an iteration."),
+        click.option("--policy", type=click.Choice(list(POLICIES)), default="dssp", show_default=True),
+    ):
+        function = option(function)
+    return function
+
+
+def policy_from(words: dict[str, Any]) -> Policy:
+    """Takes the policy's options out of a command's parameters and makes the policy; ConfigError if they do not fit."""
+    name = words.pop("policy")
+    given = {key: value for key in _NAMES if (value := words.pop(key)) is not None}
+    return make_policy(name, **{**_DEFAULTS.get(name, {}), **given})
+
+
+def parse_shares(text: str) -> tuple[float, ...]:
+    """Reads comma-separated shares between 0 and 1; ConfigError otherwise."""
+    try:
+        shares = tuple(float(word) for word in text.split(",") if word.strip())
+    except ValueError:
+        raise ConfigError(f"expected shares such as 0.5,0.75, got {text!r}") from None
+    return shares

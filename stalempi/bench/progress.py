@@ -1,0 +1,86 @@
+"""Shows on rank 0 how far a run has come: a bar on a terminal, lines elsewhere."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from stalempi.policy.base import Decision, Event
+from stalempi.stats import RunStats
+
+__all__ = ["Display", "console"]
+
+_BAR_SECONDS = 0.1
+_LINE_SECONDS = 5.0
+_NARROW = 76
+
+
+def console(stream: TextIO) -> Console:
+    """Returns a console on `stream`.
+
+    Under a launcher no stream is a terminal, or looks like one when it is not: the process that called the launcher
+    says in STALEMPI_TERMINAL how wide its own is.
+    """
+    width = os.environ.get("STALEMPI_TERMINAL")
+    if width is None:
+        return Console(file=stream, force_terminal=False, width=int(os.environ.get("COLUMNS", "100")))
+    return Console(file=stream, force_terminal=True, width=max(30, int(width)))
+
+
+class Display:
+    """Follows a run through the events of its server.
+
+    Args:
+        total: global samples of the whole run.
+        stats: the server's counts, read at each event.
+        gap: returns the largest gap among the workers at this moment.
+    """
+
+    def __init__(self, total: int, stats: Callable[[], RunStats], gap: Callable[[], int]) -> None:
+        self._total, self._stats, self._gap = total, stats, gap
+        self._console = console(sys.stderr)
+        self._bar = _make_bar(self._console) if self._console.is_terminal else None
+        self._task = self._bar.add_task("", total=total, words="") if self._bar else None
+        self._shown = time.monotonic()
+
+    def __enter__(self) -> Display:
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._show()
+        if self._bar:
+            self._bar.stop()
+
+    def __call__(self, event: Event, decisions: list[Decision]) -> None:
+        """Takes note of an event; draws when it is time."""
+        del event, decisions
+        now = time.monotonic()
+        if now - self._shown >= (_BAR_SECONDS if self._bar else _LINE_SECONDS):
+            self._shown = now
+            self._show()
+
+    def _show(self) -> None:
+        stats = self._stats()
+        seconds = max(time.monotonic() - stats.started, 1e-9)
+        words = f"loss {stats.loss:.4f}  {stats.updates / seconds:.0f} updates/s  gap {self._gap()}"
+        if self._bar and self._task is not None:
+            self._bar.update(self._task, completed=min(stats.samples, self._total), words=words)
+            self._bar.refresh()
+        else:
+            self._console.print(f"{stats.samples}/{self._total} samples  {words}", highlight=False)
+
+
+def _make_bar(console: Console) -> Progress:
+    words = TextColumn("{task.fields[words]}")
+    if console.width < _NARROW:
+        return Progress(BarColumn(bar_width=None), words, console=console, auto_refresh=False, expand=True)
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("samples"), words, TimeRemainingColumn())
+    return Progress(*columns, console=console, auto_refresh=False)

@@ -1,0 +1,72 @@
+"""Is stalempi-bench train: data-parallel training, under mpirun from one command."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from stalempi.bench.emulate import parse_slow
+from stalempi.bench.launch import is_launched, relaunch
+from stalempi.bench.options import parse_shares, policy_from, policy_options
+from stalempi.bench.report import check_writable
+from stalempi.bench.training import TrainOptions, run_rank
+from stalempi.errors import ConfigError
+from stalempi.train.datasets import DATASETS
+
+__all__ = ["train"]
+
+_positive = click.FloatRange(min=0, min_open=True)
+_count = click.IntRange(min=1)
+
+
+@click.command()
+@click.option("-n", "--ranks", type=int, help="Ranks to start: 1 server and RANKS - 1 workers. Not under a launcher.")
+@policy_options
+@click.option("--model", default="cnn", show_default=True, help="Ours, or any model of torchvision by name.")
+@click.option("--dataset", type=click.Choice(DATASETS), default="digits", show_default=True)
+@click.option("--data-dir", type=click.Path(path_type=Path), help="Where the data lies.")
+@click.option("--download", is_flag=True, help="Let torchvision fetch what is missing in --data-dir.")
+@click.option("--image-size", type=_count, help="imagefolder: size of every image, pixels.")
+@click.option(
+    "--epochs", type=_count, default=20, show_default=True, help="Passes over the data, all workers together."
+)
+@click.option("--samples", type=_count, help="Global samples to train on, instead of --epochs.")
+@click.option("--batch-size", type=_count, default=32, show_default=True, help="Samples per worker and iteration.")
+@click.option("--optimizer", type=click.Choice(["sgd", "adam"]), default="sgd", show_default=True)
+@click.option("--lr", type=_positive, default=0.02, show_default=True)
+@click.option("--momentum", type=click.FloatRange(min=0, max=1, max_open=True), default=0.5, show_default=True)
+@click.option("--weight-decay", type=click.FloatRange(min=0), default=0.0, show_default=True)
+@click.option("--lr-decay", default="0.667,0.833", show_default=True, help='Shares of the global samples; "" for none.')
+@click.option("--lr-decay-factor", type=_positive, default=0.1, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--device", help="cpu, cuda or cuda:N [default: a GPU where there is one].")
+@click.option("--slow", multiple=True, metavar="RANK=FACTOR", help="Make a worker slower. Repeatable.")
+@click.option("--emulate-ms", type=_positive, help="A sample takes this long instead (sleep).")
+@click.option("--stall-timeout", type=_positive, help="Seconds after which a silent rank ends the job [default: 600].")
+@click.option("--trace", type=click.Path(path_type=Path, dir_okay=False), help="Write every event to this file.")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Write result.json and model.pt here.")
+def train(**words: Any) -> None:
+    """Train a model with a parameter server on rank 0 and a worker on every other rank.
+
+    Without a launcher, -n starts the ranks; under mpirun or srun this is one of them.
+    """
+    launched = is_launched(os.environ)
+    ranks = words.pop("ranks")
+    if not launched and ranks is None:
+        raise ConfigError("say how many ranks to start, as in -n 3: one server and two workers")
+    if ranks is not None and ranks < 2:
+        raise ConfigError(f"-n {ranks}: a job needs at least 2 ranks, one server and one worker")
+    policy = policy_from(words)
+    words["lr_decay"] = parse_shares(words["lr_decay"])
+    options = TrainOptions(policy=policy, **words)
+    if launched:
+        run_rank(options, ranks)
+        return
+    parse_slow(options.slow, ranks)
+    if options.out:
+        check_writable(options.out)
+    relaunch(ranks, sys.argv[1:])

@@ -1,0 +1,222 @@
+"""Runs one rank of stalempi-bench train."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from torch import nn
+
+import stalempi
+from stalempi.bench.emulate import Pace, parse_slow
+from stalempi.bench.progress import Display
+from stalempi.bench.report import check_writable, environment, print_summary, write_results
+from stalempi.errors import ConfigError
+from stalempi.policy import Decision, Event, Policy
+from stalempi.stats import RunStats
+from stalempi.trace import Recorder
+from stalempi.train.datasets import load_dataset
+from stalempi.train.evaluate import evaluate
+from stalempi.train.images import ImageData
+from stalempi.train.models import build_model, check_model_name
+from stalempi.train.schedule import Constant, Schedule, StepDecay
+
+__all__ = ["TrainOptions", "run_rank"]
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """What the user asked for; see the command's help."""
+
+    policy: Policy
+    model: str
+    dataset: str
+    data_dir: Path | None
+    download: bool
+    image_size: int | None
+    epochs: int
+    samples: int | None
+    batch_size: int
+    optimizer: str
+    lr: float
+    momentum: float
+    weight_decay: float
+    lr_decay: tuple[float, ...]
+    lr_decay_factor: float
+    seed: int
+    device: str | None
+    slow: tuple[str, ...]
+    emulate_ms: float | None
+    stall_timeout: float | None
+    trace: Path | None
+    out: Path | None
+
+    def __post_init__(self) -> None:
+        self.schedule(1_000_000)
+        check_model_name(self.model)
+        if self.data_dir is not None and not self.data_dir.is_dir() and not self.download:
+            raise ConfigError(f"--data-dir {self.data_dir} is not a folder: give the one that holds the data set")
+        if self.data_dir is None and self.dataset not in ("digits", "synthetic"):
+            raise ConfigError(f"--dataset {self.dataset} needs --data-dir: the folder that holds it")
+
+    def total_samples(self, data: ImageData) -> int:
+        """Returns the global samples of the whole run."""
+        return self.samples or self.epochs * len(data.train)
+
+    def schedule(self, total: int) -> Schedule:
+        """Returns the learning-rate factor over `total` global samples."""
+        return StepDecay(total, self.lr_decay, self.lr_decay_factor) if self.lr_decay else Constant()
+
+    def check_shards(self, data: ImageData, num_workers: int) -> None:
+        """Raises ConfigError if the smallest shard does not fill one batch; on every rank alike."""
+        shard = len(data.train) // num_workers
+        if self.batch_size > shard:
+            raise ConfigError(
+                f"--batch-size {self.batch_size} is larger than a shard: {len(data.train)} images over {num_workers} "
+                f"worker(s) are {shard} each; make it smaller or start fewer ranks"
+            )
+
+    def report(self) -> dict[str, Any]:
+        """Returns the options as result.json holds them."""
+        plain = asdict(self) | {"policy": str(self.policy)}
+        return {key: str(value) if isinstance(value, Path) else value for key, value in plain.items()}
+
+
+def run_rank(options: TrainOptions, ranks: int | None) -> None:
+    """Serves or works, as this rank is to; `ranks` is what the user expects, if they said."""
+    context = stalempi.init(device=options.device)
+    if ranks not in (None, context.size):
+        raise ConfigError(f"-n {ranks}, but the launcher started {context.size} ranks: leave -n out under a launcher")
+    slow = parse_slow(options.slow, context.size)
+    if context.is_server and options.out:
+        check_writable(options.out)
+    torch.manual_seed(options.seed)
+    data = load_dataset(
+        options.dataset,
+        data_dir=options.data_dir,
+        download=options.download,
+        image_size=options.image_size,
+        seed=options.seed,
+    )
+    options.check_shards(data, context.num_workers)
+    model = build_model(options.model, num_classes=data.num_classes, input_shape=data.input_shape)
+    model.to(context.device)
+    if context.is_server:
+        _serve(options, data, model)
+    else:
+        pace = Pace(slow.get(context.rank, 1.0), options.emulate_ms)
+        _work(options, data, model, pace)
+
+
+def _distribute(
+    options: TrainOptions,
+    data: ImageData,
+    model: nn.Module,
+    observe: Callable[[Event, list[Decision]], None] | None = None,
+) -> stalempi.DistributedOptimizer:
+    total = options.total_samples(data)
+    return stalempi.DistributedOptimizer(
+        _optimizer(options, model),
+        model=model,
+        policy=options.policy,
+        total_samples=total,
+        schedule=options.schedule(total),
+        stall_timeout=options.stall_timeout,
+        observe=observe,
+    )
+
+
+def _optimizer(options: TrainOptions, model: nn.Module) -> torch.optim.Optimizer:
+    if options.optimizer == "adam":
+        return torch.optim.Adam(model.parameters(), lr=options.lr, weight_decay=options.weight_decay)
+    return torch.optim.SGD(
+        model.parameters(), lr=options.lr, momentum=options.momentum, weight_decay=options.weight_decay
+    )
+
+
+def _work(options: TrainOptions, data: ImageData, model: nn.Module, pace: Pace) -> None:
+    context = stalempi.init()
+    sampler = stalempi.DistributedSampler(len(data.train), seed=options.seed)
+    loader = stalempi.DataLoader(data.train, options.batch_size, sampler=sampler)
+    torch.manual_seed(options.seed + context.rank)  # dropout differs between workers
+    with _distribute(options, data, model) as optimizer:
+        while not optimizer.done:
+            for x, y in loader:
+                pace.begin()
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(model(x.to(context.device)), y.to(context.device))
+                loss.backward()
+                loss_value = float(loss.detach())
+                pace.end(len(x))
+                optimizer.step(samples=len(x), loss=loss_value)
+                if optimizer.done:
+                    break
+
+
+def _serve(options: TrainOptions, data: ImageData, model: nn.Module) -> None:
+    watchers: list[Callable[[Event, list[Decision]], None]] = []
+
+    def observe(event: Event, decisions: list[Decision]) -> None:
+        for watcher in watchers:
+            watcher(event, decisions)
+
+    context = stalempi.init()
+    optimizer = _distribute(options, data, model, observe)
+    _print_start(options, data)
+    with ExitStack() as stack:
+        if options.trace:
+            watchers.append(
+                stack.enter_context(Recorder(options.trace, options.policy, started=lambda: optimizer.stats.started))
+            )
+        watchers.append(
+            stack.enter_context(
+                Display(options.total_samples(data), lambda: optimizer.stats, lambda: _largest_gap(options.policy))
+            )
+        )
+        stats = optimizer.serve()
+    accuracy, loss = evaluate(model, data.test, device=context.device)
+    _finish(options, model, stats, accuracy=accuracy, loss=loss)
+
+
+def _print_start(options: TrainOptions, data: ImageData) -> None:
+    context = stalempi.init()
+    click.echo(
+        f"stalempi {stalempi.__version__}: {options.policy}, {context.num_workers} worker(s), {options.model} on "
+        f"{data.name} ({len(data.train)} images), {context.transport.description}, {context.device.type}"
+    )
+
+
+def _largest_gap(policy: Policy) -> int:
+    return max((policy.clocks.gap(worker) for worker in policy.clocks.workers()), default=0)
+
+
+def _finish(options: TrainOptions, model: nn.Module, stats: RunStats, *, accuracy: float, loss: float) -> None:
+    context = stalempi.init()
+    if not math.isfinite(loss):
+        raise stalempi.NonFiniteError(f"the test loss is {loss}: training diverged; lower --lr")
+    headline = {
+        "test accuracy": f"{accuracy:.4f}  (loss {loss:.4f})",
+        "run": f"{stats.seconds:.1f} s, {stats.samples} samples, {stats.updates} updates",
+    }
+    labels = [f"--slow {spec}" for spec in options.slow]
+    labels += [f"--emulate-ms {options.emulate_ms:g}"] if options.emulate_ms else []
+    if labels:
+        headline["emulated"] = ", ".join(labels)
+    print_summary(stats, headline)
+    if not options.out:
+        return
+    figures = stats.report()
+    result: dict[str, object] = {"accuracy": accuracy, "loss": loss, "train_loss": figures.pop("loss"), **figures}
+    result |= {
+        "emulated": labels,
+        "options": options.report(),
+        "environment": environment(context.transport.description),
+    }
+    write_results(options.out, result, model)
+    click.echo(f"written: {options.out / 'result.json'}, {options.out / 'model.pt'}")

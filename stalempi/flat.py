@@ -1,0 +1,126 @@
+"""Lays tensors out as views of contiguous storage, so that what is sent is never copied first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from stalempi.errors import ConfigError
+
+__all__ = ["ALIGNMENT", "MAX_BUCKET_BYTES", "Flat"]
+
+# Every view starts at a multiple of this many bytes, as a tensor of its own would: vectorised kernels then split
+# their work in the same places and give the same bits.
+ALIGNMENT = 64
+
+# One MPI message stays below the 2^31 - 1 elements that older MPI libraries can count.
+MAX_BUCKET_BYTES = 1 << 30
+
+
+class Flat:
+    """Tensors of any dtypes as views of one contiguous storage per dtype.
+
+    Args:
+        tensors: the tensors to lay out, dense and all on one device; only their shape, strides and dtype are used.
+
+    Attributes:
+        storages: one 1-D tensor per dtype, in order of first appearance; zero at first.
+        views: for each tensor given, a view of a storage with its shape and strides (channels_last stays so).
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._templates = [(t.shape, _dense_strides(t), t.dtype) for t in tensors]
+        self._device = tensors[0].device if tensors else torch.device("cpu")
+        if any(t.device != self._device for t in tensors):
+            raise ConfigError("all parameters and buffers of a rank must be on one device: move the model first")
+        self._starts, sizes = self._place()
+        self._dtypes = list(sizes)
+        self.storages = [torch.zeros(size, dtype=dtype, device=self._device) for dtype, size in sizes.items()]
+        self.views = self._make_views()
+
+    def _place(self) -> tuple[list[int], dict[torch.dtype, int]]:
+        starts: list[int] = []
+        sizes: dict[torch.dtype, int] = {}
+        for shape, _, dtype in self._templates:
+            step = max(1, ALIGNMENT // dtype.itemsize)
+            start = sizes.setdefault(dtype, 0)
+            starts.append(start)
+            sizes[dtype] = start + -(-shape.numel() // step) * step
+        return starts, sizes
+
+    def _make_views(self) -> list[Tensor]:
+        by_dtype = dict(zip(self._dtypes, self.storages, strict=True))
+        return [
+            by_dtype[dtype].as_strided(shape, strides, start)
+            for (shape, strides, dtype), start in zip(self._templates, self._starts, strict=True)
+        ]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in all storages."""
+        return sum(storage.nbytes for storage in self.storages)
+
+    def like(self) -> Flat:
+        """Returns a Flat of the same layout with storages of its own, zero at first."""
+        return Flat(self.views)
+
+    def zero(self) -> None:
+        """Sets every element to zero."""
+        for storage in self.storages:
+            storage.zero_()
+
+    @torch.no_grad()
+    def adopt(self, tensors: Sequence[Tensor]) -> None:
+        """Copies the values of `tensors` in and makes each of them a view of this storage."""
+        for tensor, view in zip(tensors, self.views, strict=True):
+            view.copy_(tensor)
+            tensor.data = view
+
+    @torch.no_grad()
+    def move(self, tensors: Sequence[Tensor], storages: Sequence[Tensor]) -> list[Tensor]:
+        """Moves the values, and `tensors` with them, to `storages` of the same sizes; returns the old storages.
+
+        What still reads the old storages (a send on its way) goes on reading the old values.
+        """
+        old = self.storages
+        self.storages = list(storages)
+        for new, before in zip(self.storages, old, strict=True):
+            new.copy_(before)
+        self.views = self._make_views()
+        for tensor, view in zip(tensors, self.views, strict=True):
+            tensor.data = view
+        return old
+
+    def buckets(self, bucket_bytes: int) -> list[Tensor]:
+        """Cuts the storages into contiguous 1-D uint8 slices of about `bucket_bytes`, in the order of the views.
+
+        A bucket ends where a tensor ends, so that it is complete when its last gradient is; a tensor larger than
+        `bucket_bytes` is a run of buckets of its own.
+        """
+        limit = min(bucket_bytes, MAX_BUCKET_BYTES)
+        found: list[Tensor] = []
+        for dtype, storage in zip(self._dtypes, self.storages, strict=True):
+            starts = [s for s, (_, _, d) in zip(self._starts, self._templates, strict=True) if d == dtype]
+            edges = [start * dtype.itemsize for start in starts] + [storage.nbytes]
+            raw = storage.view(torch.uint8)
+            cuts = _cut(edges, limit)
+            found += [raw[a:b] for a, b in zip(cuts, cuts[1:], strict=False) if b > a]
+        return found
+
+
+def _cut(edges: Sequence[int], limit: int) -> list[int]:
+    """Returns the byte offsets to cut at: as few as `limit` allows, at edges where a tensor fits."""
+    cuts = [edges[0]]
+    for previous, edge in zip(edges, edges[1:], strict=False):
+        if edge - cuts[-1] > limit and previous > cuts[-1]:
+            cuts.append(previous)
+        while edge - cuts[-1] > limit:
+            cuts.append(cuts[-1] + limit)
+    return [*cuts, edges[-1]]
+
+
+def _dense_strides(tensor: Tensor) -> tuple[int, ...]:
+    """Returns strides that fill memory without holes in the order of `tensor`'s own (channels_last is kept)."""
+    return tuple(torch.empty_like(tensor, memory_format=torch.preserve_format).stride())

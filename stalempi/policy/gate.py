@@ -1,0 +1,42 @@
+"""Keeps workers that wait for the least count to rise, in buckets keyed by the count that each needs."""
+
+from __future__ import annotations
+
+__all__ = ["Gate"]
+
+
+class Gate:
+    """Holds workers until the least count m reaches what each of them needs.
+
+    A push that does not move m costs nothing here, and one that does opens the buckets up to the new m: constant time
+    per worker held, whatever their number, plus the sort of those who go.
+    """
+
+    def __init__(self) -> None:
+        self._least = 0
+        self._buckets: dict[int, set[int]] = {}
+        self._need: dict[int, int] = {}
+
+    def hold(self, worker: int, need: int) -> None:
+        """Holds `worker` until m >= `need`."""
+        assert worker not in self._need
+        assert need > self._least
+        self._need[worker] = need
+        self._buckets.setdefault(need, set()).add(worker)
+
+    def discard(self, worker: int) -> None:
+        """Forgets `worker`, held or not."""
+        need = self._need.pop(worker, None)
+        if need is not None:
+            self._buckets[need].discard(worker)
+
+    def open(self, least: int) -> list[int]:
+        """Returns the workers, ascending, that m = `least` lets go; they are held no longer."""
+        freed: list[int] = []
+        for need in range(self._least + 1, least + 1):
+            freed.extend(self._buckets.pop(need, ()))
+        self._least = max(self._least, least)
+        for worker in freed:
+            del self._need[worker]
+        freed.sort()
+        return freed

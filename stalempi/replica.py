@@ -1,0 +1,180 @@
+"""Holds one rank's copy of the model, laid out flat, and says what all ranks must agree on."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from stalempi.errors import ConfigError
+from stalempi.flat import Flat
+from stalempi.transport.base import Packet, Parts
+from stalempi.transport.message import HEADER_BYTES
+
+__all__ = ["DEFAULT_BUCKET_BYTES", "Replica", "difference"]
+
+DEFAULT_BUCKET_BYTES = 1 << 20
+
+
+class Replica:
+    """A model whose trained parameters and persistent buffers are views of contiguous storage.
+
+    Args:
+        model: the model, already on its device.
+        optimizer: the torch optimizer over (some of) its parameters.
+        bucket_bytes: about how many bytes one message carries.
+
+    Attributes:
+        trained: the parameters that the optimizer holds, each once, in the model's order.
+        params: their values. A gradient has the same layout.
+        buffers: the model's persistent buffers (running statistics, counters).
+
+    Parameters that the optimizer does not hold stay where they are; they only travel once, from the server at joining.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, *, bucket_bytes: int) -> None:
+        if bucket_bytes < 1:
+            raise ConfigError(f"bucket_bytes must be at least 1, got {bucket_bytes}")
+        self.model, self.optimizer, self.bucket_bytes = model, optimizer, bucket_bytes
+        named = dict(model.named_parameters())
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        missing = held - {id(p) for p in named.values()}
+        if missing:
+            raise ConfigError(
+                f"the optimizer holds {len(missing)} parameter(s) that are not in the model given with it"
+            )
+        if not held:
+            raise ConfigError("the optimizer holds no parameter")
+        self.names = [name for name, p in named.items() if id(p) in held]
+        self.trained = [named[name] for name in self.names]
+        self._fixed = {name: p for name, p in named.items() if id(p) not in held}
+        self._persistent = _persistent_buffers(model)
+        self.params = Flat(self.trained)
+        self.params.adopt(self.trained)
+        self.buffers = Flat(list(self._persistent.values()))
+        self.buffers.adopt(list(self._persistent.values()))
+        self._hyper_keys = _hyper_keys(optimizer)
+        self._hyper_count = sum(_width(g[key]) for g, keys in self._group_keys() for key in keys)
+        self.layout = zlib.crc32("\n".join(self.describe()).encode())
+
+    def describe(self) -> list[str]:
+        """Returns the lines that must be the same on every rank."""
+        lines = [f"optimizer {type(self.optimizer).__name__}", f"bucket_bytes {self.bucket_bytes}"]
+        lines += [f"parameter {name} {_shape(p)}" for name, p in zip(self.names, self.trained, strict=True)]
+        lines += [f"untrained parameter {name} {_shape(p)}" for name, p in self._fixed.items()]
+        lines += [f"buffer {name} {_shape(b)}" for name, b in self._persistent.items()]
+        names = {id(p): name for name, p in zip(self.names, self.trained, strict=True)}
+        for number, (group, keys) in enumerate(self._group_keys()):
+            members = zlib.crc32(" ".join(names[id(p)] for p in group["params"]).encode())
+            lines.append(f"group {number}: {len(group['params'])} parameters ({members:08x}), {', '.join(keys)}")
+        return lines
+
+    def state(self) -> Parts:
+        """Returns everything that a worker takes over from the server at joining."""
+        fixed = [p.data.contiguous() for p in self._fixed.values()]
+        for p, values in zip(self._fixed.values(), fixed, strict=True):
+            p.data = values
+        flat = [values.view(-1).view(torch.uint8) for values in fixed if values.numel()]
+        return Parts([*self.params.buckets(1 << 26), *self.buffers.buckets(1 << 26), *flat])
+
+    def push_packet(self, gradients: Flat, buffers: Flat) -> Packet:
+        """Returns the place of one worker's pushes: header, hyper-parameters, touched flags, gradients, buffers."""
+        parts = Parts([*gradients.buckets(self.bucket_bytes), *buffers.buckets(self.bucket_bytes)])
+        return Packet(HEADER_BYTES + 8 * self._hyper_count + len(self.trained), parts)
+
+    def release_parts(self) -> Parts:
+        """Returns the parameters as a release carries them."""
+        return Parts(self.params.buckets(self.bucket_bytes))
+
+    def hyper(self, packet: Packet) -> NDArray[np.float64]:
+        """Returns the place of the hyper-parameters in a push's header, float64."""
+        return np.frombuffer(packet.header, np.float64, self._hyper_count, HEADER_BYTES)
+
+    def touched(self, packet: Packet) -> NDArray[np.bool_]:
+        """Returns the place of the flags, one per trained parameter: whether it has a gradient in this step."""
+        return np.frombuffer(packet.header, np.bool_, len(self.trained), HEADER_BYTES + 8 * self._hyper_count)
+
+    def read_hyper(self) -> list[float]:
+        """Returns the numeric hyper-parameters of all groups, in the order that `write_hyper` takes."""
+        found: list[float] = []
+        for group, keys in self._group_keys():
+            for key in keys:
+                value = group[key]
+                found += [float(v) for v in value] if isinstance(value, tuple) else [float(value)]
+        return found
+
+    def write_hyper(self, values: Sequence[float]) -> None:
+        """Sets the numeric hyper-parameters of all groups, each in the type it has."""
+        rest = list(values)
+        for group, keys in self._group_keys():
+            for key in keys:
+                width = _width(group[key])
+                taken, rest = rest[:width], rest[width:]
+                group[key] = _like(group[key], taken)
+
+    def _group_keys(self) -> list[tuple[dict[str, Any], list[str]]]:
+        return list(zip(self.optimizer.param_groups, self._hyper_keys, strict=True))
+
+
+def difference(texts: Sequence[bytes]) -> str:
+    """Returns how the ranks' descriptions differ from the server's, one clause per differing rank; "" if none does."""
+    ours = texts[0].decode().split("\n")
+    clauses = []
+    for rank, text in enumerate(texts):
+        theirs = text.decode().split("\n")
+        if theirs == ours:
+            continue
+        only = [line for line in theirs if line not in ours]
+        lacks = [line for line in ours if line not in theirs]
+        clauses.append(f"rank {rank} has {_few(only)} where rank 0 has {_few(lacks)}")
+    return "; ".join(clauses)
+
+
+def _few(lines: Sequence[str]) -> str:
+    shown = ", ".join(f"'{line}'" for line in lines[:3]) or "another order"
+    return shown + (f" and {len(lines) - 3} more" if len(lines) > 3 else "")
+
+
+def _shape(tensor: Tensor) -> str:
+    kind = "" if tensor.requires_grad or not isinstance(tensor, nn.Parameter) else " frozen"
+    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')} strides {tensor.stride()}{kind}"
+
+
+def _persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Returns the buffers that `state_dict` holds, each once."""
+    state = model.state_dict(keep_vars=True)
+    return {name: buffer for name, buffer in model.named_buffers() if name in state and buffer.numel()}
+
+
+def _hyper_keys(optimizer: torch.optim.Optimizer) -> list[list[str]]:
+    known = sorted(optimizer.defaults)
+    return [[key for key in known if _width(group.get(key))] for group in optimizer.param_groups]
+
+
+def _width(value: object) -> int:
+    """Returns how many numbers a hyper-parameter is; 0 if it is none."""
+    if isinstance(value, (bool, int, float)):
+        return 1
+    if isinstance(value, Tensor):
+        return 1 if value.numel() == 1 else 0
+    if isinstance(value, tuple) and all(isinstance(v, (int, float)) for v in value):
+        return len(value)
+    return 0
+
+
+def _like(old: Any, numbers: Sequence[float]) -> object:
+    if isinstance(old, tuple):
+        return tuple(numbers)
+    if isinstance(old, Tensor):
+        return torch.full_like(old, numbers[0])
+    return type(old)(numbers[0])
+
+
+def initial_options(options: Mapping[str, object]) -> list[str]:
+    """Returns options as lines for `difference`."""
+    return [f"{key} {value}" for key, value in options.items()]

@@ -1,0 +1,1 @@
+"""Runs the same policies under a virtual clock: without gradients (timing) or with them (learning)."""

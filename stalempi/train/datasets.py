@@ -1,0 +1,127 @@
+"""Finds the data set that a name means and brings it into memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stalempi.errors import ConfigError
+from stalempi.train.augment import CropFlip
+from stalempi.train.images import ImageData, Scale, TensorImages
+
+__all__ = ["DATASETS", "Synthetic", "load_dataset"]
+
+DATASETS = ("digits", "cifar10", "cifar100", "imagefolder", "synthetic")
+
+
+@dataclass(frozen=True)
+class Synthetic:
+    """What made-up images look like: `shape` (C, H, W), `classes`, number of `train` and `test` images."""
+
+    shape: tuple[int, int, int] = (3, 32, 32)
+    classes: int = 10
+    train: int = 2048
+    test: int = 512
+
+    def __post_init__(self) -> None:
+        if min(*self.shape, self.classes, self.train, self.test) < 1:
+            raise ConfigError(f"{self}: every number must be at least 1")
+
+
+def load_dataset(
+    name: str,
+    *,
+    data_dir: str | Path | None = None,
+    download: bool = False,
+    image_size: int | None = None,
+    seed: int = 0,
+    synthetic: Synthetic | None = None,
+) -> ImageData:
+    """Loads data set `name`, one of DATASETS.
+
+    digits:      the UCI images inside the package, 1437 for training and 360 for testing; 1x8x8, no augmentation.
+    cifar10/100: torchvision's files in `data_dir`, fetched only with `download`; random crop and mirror.
+    imagefolder: class folders in `data_dir`/train and `data_dir`/test (or val), see `stalempi.train.folder`;
+                 `image_size` (pixels) makes every image that large.
+    synthetic:   noisy copies of one random picture per class, as `synthetic` says.
+
+    `seed` governs augmentation and synthetic images. Images in memory are normalised by the mean and standard deviation
+    of each channel over the training images. An option that the named data set cannot use is an error.
+
+    Raises ConfigError, in one line that says what to do, if the data is not there or not usable.
+    """
+    unused = {
+        "data_dir": data_dir is not None and name in ("digits", "synthetic"),
+        "download": download and not name.startswith("cifar"),
+        "image_size": image_size is not None and name != "imagefolder",
+        "synthetic": synthetic is not None and name != "synthetic",
+    }
+    if name not in DATASETS:
+        raise ConfigError(_unknown(name))
+    if stray := [option for option, is_stray in unused.items() if is_stray]:
+        raise ConfigError(f"dataset {name!r} has no use for {', '.join(stray)}: leave it out")
+    if seed < 0:
+        raise ConfigError(f"seed={seed} is negative: give 0 or more")
+    if name == "digits":
+        return _digits()
+    if name == "synthetic":
+        return _synthetic(synthetic or Synthetic(), seed)
+    if data_dir is None:
+        raise ConfigError(f"dataset {name!r} needs data_dir: name the folder that holds it")
+    if name == "imagefolder":
+        from stalempi.train.folder import load_folder  # noqa: PLC0415  (torchvision takes a second to import)
+
+        return load_folder(Path(data_dir), image_size=image_size, seed=seed)
+    from stalempi.train.cifar import load_cifar  # noqa: PLC0415
+
+    return load_cifar(name, Path(data_dir), download=download, seed=seed)
+
+
+def _unknown(name: str) -> str:
+    close = get_close_matches(name, DATASETS, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(DATASETS)}"
+    return f"unknown dataset {name!r}: {hint}"
+
+
+def _digits() -> ImageData:
+    with files("stalempi.train").joinpath("data/digits.npz").open("rb") as file, np.load(file) as stored:
+        images = torch.from_numpy(stored["images"]).unsqueeze(1)
+        labels = torch.from_numpy(stored["labels"].astype(np.int64))
+        is_test = torch.zeros(len(labels), dtype=torch.bool)
+        is_test[torch.from_numpy(stored["test"].astype(np.int64))] = True
+    scale = Scale.of(images[~is_test])
+    return ImageData(
+        name="digits",
+        train=TensorImages(images[~is_test], labels[~is_test], scale),
+        test=TensorImages(images[is_test], labels[is_test], scale),
+        classes=tuple("0123456789"),
+        input_shape=(1, 8, 8),
+    )
+
+
+def _synthetic(spec: Synthetic, seed: int) -> ImageData:
+    random = torch.Generator().manual_seed(seed)
+    pictures = torch.randint(64, 192, (spec.classes, *spec.shape), generator=random)
+
+    def draw(samples: int) -> tuple[Tensor, Tensor]:
+        labels = torch.randint(spec.classes, (samples,), generator=random)
+        images = torch.empty(samples, *spec.shape, dtype=torch.uint8)
+        for image, label in zip(images, labels.tolist(), strict=True):
+            image.copy_(pictures[label] + torch.randint(-64, 64, spec.shape, generator=random))
+        return images, labels
+
+    train, test = draw(spec.train), draw(spec.test)
+    scale = Scale.of(train[0])
+    return ImageData(
+        name="synthetic",
+        train=TensorImages(*train, scale, CropFlip(padding=0), seed),
+        test=TensorImages(*test, scale),
+        classes=tuple(f"class {i}" for i in range(spec.classes)),
+        input_shape=spec.shape,
+    )

@@ -1,0 +1,43 @@
+"""Waits for something without burning a core that a worker needs."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+
+__all__ = ["Backoff"]
+
+
+@dataclass(slots=True)
+class Backoff:
+    """Spins briefly, then sleeps in growing steps; `reset` when something has happened.
+
+    Attributes:
+        spin: seconds to spin, yielding the core, before the first sleep.
+        shortest, longest: seconds of the first sleep and of the longest one; each sleep doubles the one before.
+        eager: seconds that no sleep exceeds while a message is half here, since MPI moves large ones only when called.
+    """
+
+    spin: float = 1e-3
+    shortest: float = 20e-6
+    longest: float = 1e-3
+    eager: float = 50e-6
+    _since: float | None = field(default=None, init=False)
+    _sleep: float = field(default=0.0, init=False)
+
+    def reset(self) -> None:
+        """Begins anew: the next pauses spin."""
+        self._since = None
+        self._sleep = self.shortest
+
+    def pause(self, *, half_here: bool = False) -> None:
+        """Lets other processes run for a moment."""
+        if self._since is None:
+            self._since = time.perf_counter()
+            self._sleep = self.shortest
+        if time.perf_counter() - self._since < self.spin:
+            os.sched_yield()
+            return
+        time.sleep(min(self._sleep, self.eager) if half_here else self._sleep)
+        self._sleep = min(2 * self._sleep, self.longest)

@@ -1,0 +1,206 @@
+"""Moves messages between threads of one process: the twin of the MPI transport, for tests and simulation."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from stalempi.errors import StallError
+from stalempi.transport.base import Packet, Parts, ServerEnd, Transport, WorkerEnd, check_received
+from stalempi.transport.message import Header, Kind
+
+__all__ = ["InprocTransport", "run_ranks"]
+
+T = TypeVar("T")
+
+
+@dataclass
+class _Hub:
+    """What the ranks of one in-process job share."""
+
+    size: int
+    delivery: float  # seconds after which a release that was sent is read from the server's memory
+    barrier: threading.Barrier = field(init=False)
+    gathered: list[bytes] = field(init=False)
+    source: Parts | None = None
+    pushes: list[Packet] = field(default_factory=list)
+    releases: list[bytearray] = field(default_factory=list)
+    opened: threading.Event = field(default_factory=threading.Event)
+    to_server: queue.SimpleQueue[tuple[int, int]] = field(default_factory=queue.SimpleQueue)
+    to_worker: list[queue.SimpleQueue[_Release]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.barrier = threading.Barrier(self.size)
+        self.gathered = [b""] * self.size
+        self.to_worker = [queue.SimpleQueue() for _ in range(self.size - 1)]
+
+
+@dataclass
+class _Release:
+    """A release on its way: the worker reads the server's memory when it arrives, as a network card would."""
+
+    header: bytes
+    parts: Parts | None
+    due: float
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+class InprocTransport(Transport):
+    """One rank of an in-process job; make all of them with `group`."""
+
+    description = "in process"
+
+    def __init__(self, hub: _Hub, rank: int) -> None:
+        self._hub = hub
+        self.rank = rank
+        self.size = hub.size
+
+    @classmethod
+    def group(cls, size: int, *, delivery: float = 0.0) -> list[InprocTransport]:
+        """Makes `size` ranks that know each other; a release is read `delivery` seconds after it was sent."""
+        hub = _Hub(size, delivery)
+        return [cls(hub, rank) for rank in range(size)]
+
+    def allgather(self, data: bytes, timeout: float) -> list[bytes]:
+        self._hub.gathered[self.rank] = data
+        self._meet(timeout)
+        everything = list(self._hub.gathered)
+        self._meet(timeout)
+        return everything
+
+    def broadcast(self, parts: Parts, timeout: float) -> None:
+        if self.rank == 0:
+            parts.stage_out()
+            self._hub.source = parts
+        self._meet(timeout)
+        if self.rank > 0:
+            assert self._hub.source is not None
+            _copy(self._hub.source, parts)
+            parts.stage_in()
+        self._meet(timeout)
+
+    def _meet(self, timeout: float) -> None:
+        try:
+            self._hub.barrier.wait(timeout)
+        except threading.BrokenBarrierError:
+            raise StallError(f"not all {self.size} ranks met within {timeout:g} s") from None
+
+    def server_end(self, pushes: Sequence[Packet], releases: Sequence[bytearray]) -> ServerEnd:
+        self._hub.pushes, self._hub.releases = list(pushes), list(releases)
+        self._hub.opened.set()
+        return _InprocServerEnd(self._hub)
+
+    def worker_end(self, push: Packet, release: Packet) -> WorkerEnd:
+        self._hub.opened.wait(60)
+        return _InprocWorkerEnd(self._hub, self.rank, push, release)
+
+    def close(self) -> None:
+        pass
+
+
+class _InprocServerEnd(ServerEnd):
+    def __init__(self, hub: _Hub) -> None:
+        self._hub = hub
+        self._on_way: list[_Release] = []
+
+    def receive(self, timeout: float) -> list[int]:
+        found: list[tuple[int, int]] = []
+        try:
+            found.append(self._hub.to_server.get(timeout=timeout))
+            while True:
+                found.append(self._hub.to_server.get_nowait())
+        except queue.Empty:
+            pass
+        for worker, arrived in found:
+            packet = self._hub.pushes[worker]
+            check_received(packet, sender=worker + 1, kinds=(Kind.PUSH, Kind.LEAVE), arrived=arrived)
+            packet.parts.stage_in()
+        return [worker for worker, _ in found]
+
+    def release(self, worker: int, parts: Parts, *, empty: bool = False) -> None:
+        if not empty:
+            parts.stage_out()
+        sent = _Release(
+            bytes(self._hub.releases[worker]), None if empty else parts, time.monotonic() + self._hub.delivery
+        )
+        self._on_way.append(sent)
+        self._hub.to_worker[worker].put(sent)
+
+    def settle(self, parts: Parts, timeout: float) -> bool:
+        until = time.monotonic() + timeout
+        for sent in self._on_way:
+            if sent.parts is parts:
+                sent.done.wait(max(0.0, until - time.monotonic()))
+        self._on_way = [sent for sent in self._on_way if not sent.done.is_set()]
+        return all(sent.parts is not parts for sent in self._on_way)
+
+    def close(self, timeout: float) -> None:
+        until = time.monotonic() + timeout
+        if not all(sent.done.wait(max(0.0, until - time.monotonic())) for sent in self._on_way):
+            raise StallError(f"a release was not received within {timeout:g} s")
+
+
+class _InprocWorkerEnd(WorkerEnd):
+    def __init__(self, hub: _Hub, rank: int, push: Packet, release: Packet) -> None:
+        self._hub, self._rank, self._push, self._release = hub, rank, push, release
+
+    def push(self) -> None:
+        self._push.parts.stage_out()
+        self._send(Header.unpack(self._push.header).nbytes)
+
+    def leave(self, timeout: float) -> bool:
+        self._send(0)
+        return True
+
+    def _send(self, nbytes: int) -> None:
+        target = self._hub.pushes[self._rank - 1]
+        target.header[:] = self._push.header
+        if nbytes:
+            _copy(self._push.parts, target.parts)
+        self._hub.to_server.put((self._rank - 1, nbytes))
+
+    def receive(self, timeout: float) -> bool:
+        try:
+            sent = self._hub.to_worker[self._rank - 1].get(timeout=timeout)
+        except queue.Empty:
+            return False
+        time.sleep(max(0.0, sent.due - time.monotonic()))
+        self._release.header[:] = sent.header
+        if sent.parts is not None:
+            _copy(sent.parts, self._release.parts)
+            self._release.parts.stage_in()
+        arrived = sent.parts.nbytes if sent.parts else 0
+        sent.done.set()
+        check_received(self._release, sender=0, kinds=(Kind.RELEASE,), arrived=arrived)
+        return True
+
+    def close(self) -> None:
+        pass
+
+
+def run_ranks(main: Callable[[InprocTransport], T], size: int, *, delivery: float = 0.0) -> list[T]:
+    """Runs `main` once per rank, each in a thread of its own, and returns what each returned.
+
+    The first exception is raised again once every rank has ended or met the broken barrier.
+    """
+    transports = InprocTransport.group(size, delivery=delivery)
+    with ThreadPoolExecutor(size) as pool:
+        futures = [pool.submit(main, transport) for transport in transports]
+        done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+        failed = [future for future in futures if future in done and future.exception() is not None]
+        if failed:
+            transports[0]._hub.barrier.abort()
+            error = failed[0].exception()
+            assert error is not None
+            raise error
+        return [future.result() for future in futures]
+
+
+def _copy(source: Parts, target: Parts) -> None:
+    for a, b in zip(source.wire, target.wire, strict=True):
+        b.copy_(a)

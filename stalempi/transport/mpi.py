@@ -1,0 +1,248 @@
+"""Moves messages between ranks by nonblocking MPI."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+from mpi4py import MPI
+
+from stalempi.errors import StallError
+from stalempi.transport.backoff import Backoff
+from stalempi.transport.base import Packet, Parts, ServerEnd, Transport, WorkerEnd, check_received
+from stalempi.transport.message import Kind, Tag
+
+__all__ = ["MpiTransport"]
+
+Requests: TypeAlias = list[MPI.Request]
+SERVER = 0
+_EMPTY = np.empty(0, dtype=np.uint8)
+
+
+class MpiTransport(Transport):
+    """One rank of an MPI job.
+
+    Args:
+        comm: a communicator that nobody else uses.
+    """
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self._comm = comm
+        self.rank = comm.Get_rank()
+        self.size = comm.Get_size()
+        self.description = MPI.Get_library_version().split("\n", maxsplit=1)[0].split(",")[0].strip("\x00 ")
+
+    def allgather(self, data: bytes, timeout: float) -> list[bytes]:
+        if self.rank == SERVER:
+            everything = self._gather(data, timeout)
+            for rank in range(1, self.size):
+                for item in everything:
+                    self._send_bytes(item, rank, timeout)
+            return everything
+        self._send_bytes(data, SERVER, timeout)
+        return [self._receive_bytes(SERVER, timeout) for _ in range(self.size)]
+
+    def _gather(self, data: bytes, timeout: float) -> list[bytes]:
+        sizes = np.zeros((self.size, 1), dtype=np.int64)
+        requests = [self._comm.Irecv(sizes[rank], source=rank, tag=Tag.STATE) for rank in range(1, self.size)]
+        statuses = [False] * len(requests)
+
+        def all_here() -> bool:
+            statuses[:] = [here or bool(r.Test()) for here, r in zip(statuses, requests, strict=True)]
+            return all(statuses)
+
+        if not _wait_for(all_here, timeout):
+            missing = [str(rank) for rank, here in enumerate(statuses, start=1) if not here]
+            raise StallError(
+                f"rank(s) {', '.join(missing)} did not join within {timeout:g} s: "
+                "every rank must construct the same DistributedOptimizer in the same order"
+            )
+        return [data, *(self._receive_body(int(sizes[rank, 0]), rank, timeout) for rank in range(1, self.size))]
+
+    def _send_bytes(self, data: bytes, rank: int, timeout: float) -> None:
+        size = np.array([len(data)], dtype=np.int64)
+        body = np.frombuffer(data, dtype=np.uint8)
+        requests = [self._comm.Isend(b, dest=rank, tag=Tag.STATE) for b in (size, body)]
+        self._complete(requests, rank, timeout)
+
+    def _receive_bytes(self, rank: int, timeout: float) -> bytes:
+        size = np.zeros(1, dtype=np.int64)
+        self._complete([self._comm.Irecv(size, source=rank, tag=Tag.STATE)], rank, timeout)
+        return self._receive_body(int(size[0]), rank, timeout)
+
+    def _receive_body(self, size: int, rank: int, timeout: float) -> bytes:
+        body = np.empty(size, dtype=np.uint8)
+        self._complete([self._comm.Irecv(body, source=rank, tag=Tag.STATE)], rank, timeout)
+        return body.tobytes()
+
+    def broadcast(self, parts: Parts, timeout: float) -> None:
+        if self.rank != SERVER:
+            requests = [self._comm.Irecv(part, source=SERVER, tag=Tag.STATE) for part in parts.wire]
+            self._complete(requests, SERVER, timeout)
+            parts.stage_in()
+            return
+        parts.stage_out()
+        for rank in range(1, self.size):
+            self._complete([self._comm.Isend(part, dest=rank, tag=Tag.STATE) for part in parts.wire], rank, timeout)
+
+    def _complete(self, requests: Requests, rank: int, timeout: float) -> None:
+        if not _wait_for(lambda: bool(MPI.Request.Testall(requests)), timeout):
+            raise StallError(f"rank {self.rank} waited {timeout:g} s for rank {rank}: it is stuck or elsewhere")
+
+    def server_end(self, pushes: Sequence[Packet], releases: Sequence[bytearray]) -> ServerEnd:
+        return _MpiServerEnd(self._comm, pushes, releases)
+
+    def worker_end(self, push: Packet, release: Packet) -> WorkerEnd:
+        return _MpiWorkerEnd(self._comm, push, release)
+
+    def close(self) -> None:
+        self._comm.Free()
+
+
+class _MpiWorkerEnd(WorkerEnd):
+    def __init__(self, comm: MPI.Intracomm, push: Packet, release: Packet) -> None:
+        self._comm, self._push, self._release = comm, push, release
+        self._sends: Requests = [comm.Send_init(push.header, SERVER, Tag.PUSH_HEADER)]
+        self._sends += [comm.Send_init(part, SERVER, Tag.PUSH_PART) for part in push.parts.wire]
+        self._header: MPI.Request = comm.Recv_init(release.header, SERVER, Tag.RELEASE_HEADER)
+        self._parts: Requests = [comm.Recv_init(part, SERVER, Tag.RELEASE_PART) for part in release.parts.wire]
+        self._statuses = [MPI.Status() for _ in self._parts]
+        self._sent = self._begun = False
+
+    def push(self) -> None:
+        _start([self._header, *self._parts])
+        self._push.parts.stage_out()
+        _start(self._sends)
+        self._sent = self._begun = False
+
+    def receive(self, timeout: float) -> bool:
+        if not _wait_for(self._is_whole, timeout, lambda: self._begun or not self._sent):
+            return False
+        arrived = sum(status.Get_count(MPI.BYTE) for status in self._statuses)
+        check_received(self._release, sender=SERVER, kinds=(Kind.RELEASE,), arrived=arrived)
+        self._release.parts.stage_in()
+        return True
+
+    def _is_whole(self) -> bool:
+        self._sent = self._sent or bool(MPI.Request.Testall(self._sends))
+        self._begun = self._begun or bool(self._header.Test())
+        return self._sent and self._begun and bool(MPI.Request.Testall(self._parts, self._statuses))
+
+    def leave(self, timeout: float) -> bool:
+        requests = [self._comm.Isend(self._push.header, SERVER, Tag.PUSH_HEADER)]
+        requests += [self._comm.Isend(_EMPTY, SERVER, Tag.PUSH_PART) for _ in self._push.parts.wire]
+        return _wait_for(lambda: bool(MPI.Request.Testall(requests)), timeout)
+
+    def close(self) -> None:
+        for request in [*self._sends, self._header, *self._parts]:
+            request.Free()
+
+
+class _Outbox:
+    """The release of one version of the parameters: for each worker, persistent sends of its parts."""
+
+    def __init__(self, comm: MPI.Intracomm, parts: Parts) -> None:
+        self._comm, self.parts = comm, parts
+        self._sends: dict[int, Requests] = {}
+
+    def to(self, worker: int) -> Requests:
+        """Returns the sends to `worker`, none of them under way: it has pushed since the last one."""
+        if worker not in self._sends:
+            self._sends[worker] = [self._comm.Send_init(part, worker + 1, Tag.RELEASE_PART) for part in self.parts.wire]
+        MPI.Request.Waitall(self._sends[worker])
+        return self._sends[worker]
+
+    def all(self) -> Requests:
+        """Returns the sends to every worker."""
+        return [request for sends in self._sends.values() for request in sends]
+
+
+class _MpiServerEnd(ServerEnd):
+    """Polls one header receive per worker, and the parts only of those whose header is here."""
+
+    def __init__(self, comm: MPI.Intracomm, pushes: Sequence[Packet], releases: Sequence[bytearray]) -> None:
+        self._comm, self._pushes = comm, pushes
+        self._headers: Requests = [
+            comm.Recv_init(packet.header, w + 1, Tag.PUSH_HEADER) for w, packet in enumerate(pushes)
+        ]
+        self._parts: list[Requests] = [
+            [comm.Recv_init(part, w + 1, Tag.PUSH_PART) for part in packet.parts.wire]
+            for w, packet in enumerate(pushes)
+        ]
+        self._statuses = [[MPI.Status() for _ in parts] for parts in self._parts]
+        self._half_here: set[int] = set()
+        self._release_headers: Requests = [
+            comm.Send_init(header, w + 1, Tag.RELEASE_HEADER) for w, header in enumerate(releases)
+        ]
+        self._outboxes: dict[int, _Outbox] = {}
+        self._empty: Requests = []
+        for worker in range(len(pushes)):
+            _start([self._headers[worker], *self._parts[worker]])
+
+    def receive(self, timeout: float) -> list[int]:
+        found: list[int] = []
+
+        def poll() -> bool:
+            found.extend(self._poll())
+            return bool(found)
+
+        _wait_for(poll, timeout, lambda: bool(self._half_here))
+        return found
+
+    def _poll(self) -> list[int]:
+        self._half_here.update(MPI.Request.Testsome(self._headers) or ())
+        whole = [w for w in sorted(self._half_here) if MPI.Request.Testall(self._parts[w], self._statuses[w])]
+        for worker in whole:
+            self._half_here.remove(worker)
+            arrived = sum(status.Get_count(MPI.BYTE) for status in self._statuses[worker])
+            packet = self._pushes[worker]
+            check_received(packet, sender=worker + 1, kinds=(Kind.PUSH, Kind.LEAVE), arrived=arrived)
+            packet.parts.stage_in()
+        return whole
+
+    def release(self, worker: int, parts: Parts, *, empty: bool = False) -> None:
+        MPI.Request.Wait(self._release_headers[worker])
+        _start([self._headers[worker], *self._parts[worker]])
+        if empty:
+            _start([self._release_headers[worker]])
+            MPI.Request.Waitall(self._empty)  # tiny, and long gone
+            self._empty = [self._comm.Isend(_EMPTY, worker + 1, Tag.RELEASE_PART) for _ in parts.wire]
+            return
+        parts.stage_out()
+        _start([self._release_headers[worker], *self._outbox(parts).to(worker)])
+
+    def _outbox(self, parts: Parts) -> _Outbox:
+        return self._outboxes.setdefault(id(parts), _Outbox(self._comm, parts))
+
+    def settle(self, parts: Parts, timeout: float) -> bool:
+        requests = self._outbox(parts).all()
+        return _wait_for(lambda: bool(MPI.Request.Testall(requests)), timeout, lambda: True)
+
+    def close(self, timeout: float) -> None:
+        sends = self._release_headers + [r for outbox in self._outboxes.values() for r in outbox.all()]
+        if not _wait_for(lambda: bool(MPI.Request.Testall(sends + self._empty)), timeout):
+            raise StallError(f"a release was not received within {timeout:g} s")
+        for request in [*sends, *self._headers, *(r for parts in self._parts for r in parts)]:
+            request.Free()
+
+
+def _start(requests: Requests) -> None:
+    MPI.Prequest.Startall(requests)  # type: ignore[arg-type]  # all of ours are persistent
+
+
+def _never() -> bool:
+    return False
+
+
+def _wait_for(happened: Callable[[], bool], timeout: float, half_here: Callable[[], bool] = _never) -> bool:
+    """Polls `happened` until it is true or `timeout` seconds have passed; returns whether it is."""
+    if happened():
+        return True
+    backoff, until = Backoff(), time.monotonic() + timeout
+    while not happened():
+        if time.monotonic() >= until:
+            return False
+        backoff.pause(half_here=half_here())
+    return True

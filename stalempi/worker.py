@@ -1,0 +1,144 @@
+"""Takes a step: gradient -> push ... release -> new parameters; knows no MPI."""
+
+from __future__ import annotations
+
+import cmath
+import math
+import time
+
+import torch
+from torch import Tensor
+
+from stalempi.errors import ProtocolError, StallError
+from stalempi.replica import Replica
+from stalempi.transport.base import Packet, Transport, WorkerEnd
+from stalempi.transport.message import HEADER_BYTES, Flag, Header, Kind
+
+__all__ = ["Worker"]
+
+
+class Worker:
+    """One worker of a data-parallel job.
+
+    Args:
+        replica: the model that the user computes gradients with; a release is received straight into it.
+        transport: reaches the server.
+        stall_timeout: seconds without a release before StallError.
+
+    Attributes:
+        step_count: this worker's clock: pushes so far.
+        version: updates in the parameters that the model now has.
+        global_samples: samples of all workers that the server has applied.
+        stopping: whether the server says that enough samples have been applied.
+        waited: seconds spent waiting for the latest release.
+    """
+
+    def __init__(self, replica: Replica, transport: Transport, *, stall_timeout: float) -> None:
+        self.replica = replica
+        self.gradients = replica.params.like()
+        self._rank, self._stall_timeout = transport.rank, stall_timeout
+        self._push = replica.push_packet(self.gradients, replica.buffers)
+        self._release = Packet(HEADER_BYTES, replica.release_parts())
+        self._hyper, self._touched = replica.hyper(self._push), replica.touched(self._push)
+        self._end: WorkerEnd = transport.worker_end(self._push, self._release)
+        self.step_count = self.version = self.global_samples = 0
+        self.stopping = False
+        self.waited = 0.0
+        self._owed = False  # a push is out and its release has not come
+        self._was_touched = [False] * len(replica.trained)
+        self._watch()
+        self.zero_grad()
+
+    def _watch(self) -> None:
+        """Notes which parameters get a gradient, since a view that stays zero does not tell."""
+
+        def note(place: int) -> None:
+            self._was_touched[place] = True
+
+        for place, parameter in enumerate(self.replica.trained):
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(lambda _, place=place: note(place))
+
+    def zero_grad(self) -> None:
+        """Sets all gradients to zero and makes them views of the flat storage again."""
+        self.gradients.zero()
+        for parameter, view in zip(self.replica.trained, self.gradients.views, strict=True):
+            parameter.grad = view
+        self._was_touched = [False] * len(self._was_touched)
+
+    def step(self, *, samples: int, loss: float = math.nan) -> None:
+        """Pushes the gradient, which stands for `samples` samples, and returns with the new parameters in the model.
+
+        Raises StallError if the server is silent, ProtocolError if its release does not fit.
+        """
+        self._collect()
+        self._hyper[:] = self.replica.read_hyper()
+        header = self._header(Kind.PUSH, samples=samples, nbytes=self._push.parts.nbytes, loss=loss)
+        header.flags = Flag.NONE if self._is_finite() else Flag.NONFINITE
+        header.step = self.step_count = self.step_count + 1
+        header.pack_into(self._push.header)
+        self._owed = True
+        self._end.push()
+        self._await_release()
+
+    def leave(self) -> None:
+        """Tells the server that this worker has no more data; returns once that is on its way."""
+        if self._owed:
+            self._await_release()
+        self._header(Kind.LEAVE).pack_into(self._push.header)
+        if not self._end.leave(self._stall_timeout):
+            raise StallError(f"rank {self._rank}: the server did not take the leave within {self._stall_timeout:g} s")
+        self._end.close()
+
+    def _header(self, kind: Kind, *, samples: int = 0, nbytes: int = 0, loss: float = math.nan) -> Header:
+        return Header(
+            kind,
+            sender=self._rank,
+            layout=self.replica.layout,
+            step=self.step_count,
+            version=self.version,
+            samples=samples,
+            nbytes=nbytes,
+            loss=loss,
+            waited=self.waited,
+        )
+
+    @torch.no_grad()
+    def _collect(self) -> None:
+        """Makes the flat gradients hold what the parameters' `.grad` hold, however the user has set those."""
+        for place, (parameter, view) in enumerate(zip(self.replica.trained, self.gradients.views, strict=True)):
+            gradient: Tensor | None = parameter.grad
+            if gradient is view:
+                self._touched[place] = self._was_touched[place]
+                continue
+            self._touched[place] = gradient is not None
+            view.zero_() if gradient is None else view.copy_(gradient)
+            parameter.grad = view
+
+    def _is_finite(self) -> bool:
+        """One pass over each storage: a sum is finite only if every element is (or the sum itself overflows)."""
+        return all(cmath.isfinite(s.sum().item()) or bool(torch.isfinite(s).all()) for s in self.gradients.storages)
+
+    def _await_release(self) -> None:
+        began = time.perf_counter()
+        if not self._end.receive(self._stall_timeout):
+            raise StallError(
+                f"rank {self._rank} step {self.step_count}: no release from the server within {self._stall_timeout:g} s"
+            )
+        self.waited = time.perf_counter() - began
+        self._owed = False
+        header = Header.unpack(self._release.header)
+        if header.step != self.step_count or header.layout != self.replica.layout:
+            raise ProtocolError(f"rank {self._rank} step {self.step_count}: got the release of step {header.step}")
+        self.version, self.global_samples = header.version, header.samples
+        self.stopping = bool(header.flags & Flag.STOP)
+        if not header.nbytes:
+            self._step_alone()
+
+    def _step_alone(self) -> None:
+        """Goes on with the parameters it has, its own update made here (read-my-writes of cached SSP)."""
+        for parameter, has_gradient in zip(self.replica.trained, self._touched, strict=True):
+            if not has_gradient:
+                parameter.grad = None
+        self.replica.optimizer.step()
+        self.zero_grad()

@@ -1,0 +1,5 @@
+"""Keeps these tests to one core."""
+
+import torch
+
+torch.set_num_threads(1)
