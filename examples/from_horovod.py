@@ -1,4 +1,4 @@
-"""Is a Horovod-style script moved to stalempi; the lines that changed are marked: mpirun -n 3 python from_horovod.py."""
+"""Is a Horovod-style script moved to stalempi, the changed lines marked: mpirun -n 3 python from_horovod.py."""
 
 import torch
 from torch import nn

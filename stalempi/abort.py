@@ -44,7 +44,6 @@ def install() -> None:
 def fail(error: BaseException) -> NoReturn:
     """Says where and why this rank failed and ends the job: exit code 2 if the user's input is at fault, else 1."""
     time.sleep(min(_LONGEST_GRACE, _GRACE * MPI.COMM_WORLD.Get_rank()))
-    print(_story(error), file=sys.stderr, flush=True)
     _abort(2 if isinstance(error, ConfigError) else 130 if isinstance(error, KeyboardInterrupt) else 1)
 
 
@@ -91,7 +90,6 @@ def _exit(status: object = None, /) -> NoReturn:
 def _abort_quietly(status: object) -> None:
     if isinstance(status, int):
         _abort(status)
-    print(status, file=sys.stderr, flush=True)
     _abort(1)
 
 

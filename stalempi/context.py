@@ -41,7 +41,7 @@ class Context:
 
     @property
     def worker_rank(self) -> int | None:
-        """This worker's number from 0; None on the server."""
+        """The number of this worker, from 0; None on the server."""
         return self.role.worker_rank
 
     @property

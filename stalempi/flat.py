@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -106,14 +107,14 @@ class Flat:
             edges = [start * dtype.itemsize for start in starts] + [storage.nbytes]
             raw = storage.view(torch.uint8)
             cuts = _cut(edges, limit)
-            found += [raw[a:b] for a, b in zip(cuts, cuts[1:], strict=False) if b > a]
+            found += [raw[a:b] for a, b in itertools.pairwise(cuts) if b > a]
         return found
 
 
 def _cut(edges: Sequence[int], limit: int) -> list[int]:
     """Returns the byte offsets to cut at: as few as `limit` allows, at edges where a tensor fits."""
     cuts = [edges[0]]
-    for previous, edge in zip(edges, edges[1:], strict=False):
+    for previous, edge in itertools.pairwise(edges):
         if edge - cuts[-1] > limit and previous > cuts[-1]:
             cuts.append(previous)
         while edge - cuts[-1] > limit:

@@ -9,22 +9,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 
+from stalempi.correction import Correction
 from stalempi.errors import ConfigError, NonFiniteError, ProtocolError, StallError
-from stalempi.flat import Flat
+from stalempi.master import MasterCopy
+from stalempi.policy import CachedSSP
 from stalempi.policy.base import Apply, Continue, Decision, Drop, Event, Leave, Policy, Push, Release
 from stalempi.replica import Replica
+from stalempi.slots import Slot, combine_buffers, weighted_mean
 from stalempi.stats import RunStats, WorkerStats
-from stalempi.transport.base import Packet, Parts, ServerEnd, Transport
-from stalempi.transport.message import HEADER_BYTES, Flag, Header, Kind
+from stalempi.transport.base import ServerEnd, Transport
+from stalempi.transport.message import Flag, Header, Kind
 
 __all__ = ["Server", "ServerOptions"]
 
 logger = logging.getLogger("stalempi.server")
-
-# How long a release may still read the parameters before an update gets a copy to work on instead of waiting (s).
-_PATIENCE = 0.02
 
 
 @dataclass(frozen=True)
@@ -55,22 +55,6 @@ class ServerOptions:
             raise ConfigError(f"stall times must be above 0 s, got {self.stall_warning:g} and {self.stall_timeout:g}")
 
 
-class _Slot:
-    """Where one worker's pushes arrive, and what the server knows of the worker."""
-
-    def __init__(self, replica: Replica) -> None:
-        self.gradients: Flat = replica.params.like()
-        self.buffers: Flat = replica.buffers.like()
-        self.packet: Packet = replica.push_packet(self.gradients, self.buffers)
-        self.hyper = replica.hyper(self.packet)
-        self.touched = replica.touched(self.packet)
-        self.release_header = bytearray(HEADER_BYTES)
-        self.push: Header | None = None  # the push that waits to be applied
-        self.version = 0  # updates in the parameters that the worker has
-        self.heard = 0.0
-        self.warned = False
-
-
 class Server:
     """Rank 0 of a data-parallel job.
 
@@ -79,6 +63,7 @@ class Server:
         policy: decides; started by `serve`.
         transport: reaches the workers; its ranks 1 .. size - 1.
         options: see `ServerOptions`.
+        correction: mends stale gradients; not for a policy that lets workers go on with their own copy.
         observe: is called with every event and the decisions that followed, after they were carried out.
 
     Attributes:
@@ -92,17 +77,22 @@ class Server:
         transport: Transport,
         *,
         options: ServerOptions | None = None,
+        correction: Correction | None = None,
         observe: Callable[[Event, list[Decision]], None] | None = None,
     ) -> None:
         self.replica, self.policy, self.options = replica, policy, options or ServerOptions()
         self._observe = observe
-        self._slots = [_Slot(replica) for _ in range(transport.size - 1)]
-        self._parts = replica.release_parts()
-        self._spare: list[tuple[list[torch.Tensor], Parts]] = []
+        self._slots = [Slot(replica) for _ in range(transport.size - 1)]
         self._end: ServerEnd = transport.server_end(
             [slot.packet for slot in self._slots], [slot.release_header for slot in self._slots]
         )
-        self._hyper = np.array(replica.read_hyper())
+        self._master = MasterCopy(replica, self._end.settle)
+        self._hyper, self._factor = np.array(replica.read_hyper()), 1.0
+        self._correction = correction
+        if correction and isinstance(policy, CachedSSP):
+            raise ConfigError(f"correction {correction.name} needs releases, but {policy} lets workers do without")
+        if correction:
+            correction.start(replica, len(self._slots))
         self.stats = RunStats([WorkerStats() for _ in self._slots])
 
     @property
@@ -129,6 +119,11 @@ class Server:
         self.combine_buffers()
         return self.stats
 
+    def combine_buffers(self) -> None:
+        """Makes the model's buffers (running statistics) what all workers' together say, so that it evaluates right."""
+        samples = {worker: stats.samples for worker, stats in enumerate(self.stats.workers)}
+        combine_buffers(self.replica.buffers, dict(enumerate(self._slots)), samples)
+
     def _handle(self, worker: int, now: float) -> None:
         slot, stats = self._slots[worker], self.stats.workers[worker]
         header = Header.unpack(slot.packet.header)
@@ -154,6 +149,8 @@ class Server:
             raise ProtocolError(f"worker {worker} step {header.step}: its layout is not the one agreed on")
         if header.step != stats.iterations + 1:
             raise ProtocolError(f"worker {worker} sent step {header.step} after step {stats.iterations}")
+        if header.nbytes and not header.samples:
+            raise ProtocolError(f"worker {worker} step {header.step}: its gradient stands for no samples")
         stats.iterations += 1
         stats.loss = header.loss
         self.stats.count_loss(header.loss)
@@ -185,72 +182,38 @@ class Server:
 
     def _apply(self, workers: Sequence[int]) -> None:
         """Makes one update with the sample-weighted mean of the waiting gradients (law 4)."""
-        pushes = {worker: self._take(worker) for worker in workers}
+        pushes = {worker: self._slots[worker].take() for worker in workers}
         full = [worker for worker, push in pushes.items() if push.nbytes]
         if not full:
             return
+        rate = 1.0
+        for worker in full:
+            staleness = self.stats.updates - pushes[worker].version
+            self.stats.workers[worker].count_staleness(staleness)
+            self.stats.workers[worker].samples += pushes[worker].samples
+            if self._correction:
+                rate = min(rate, self._correction.correct(worker, self._slots[worker].gradients, staleness))
         samples = sum(pushes[worker].samples for worker in full)
-        gradients, touched = self._mean(full, {w: pushes[w].samples / max(1, samples) for w in full})
-        self._make_room()
+        weights = [pushes[worker].samples / samples for worker in full]
+        gradients, touched = weighted_mean([self._slots[worker] for worker in full], weights)
+        self._master.make_room()
         for parameter, view, has_gradient in zip(self.replica.trained, gradients.views, touched, strict=True):
             parameter.grad = view if has_gradient else None
-        self._set_hyper(self._slots[full[0]].hyper)
+        self._set_hyper(self._slots[full[0]].hyper, rate)
         self.replica.optimizer.step()
-        for worker in full:
-            self.stats.workers[worker].count_staleness(self.stats.updates - pushes[worker].version)
-            self.stats.workers[worker].samples += pushes[worker].samples
         self.stats.updates += 1
         self.stats.samples += samples
+        if self._correction:
+            self._correction.updated()
 
-    def _take(self, worker: int) -> Header:
-        push = self._slots[worker].push
-        assert push is not None, f"worker {worker} has no gradient waiting"
-        self._slots[worker].push = None
-        return push
-
-    def _mean(
-        self, workers: Sequence[int], weights: dict[int, float]
-    ) -> tuple[Flat, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
-        """Sums up in the first worker's receive buffer, which is ours until its release."""
-        first, *others = workers
-        total, touched = self._slots[first].gradients, self._slots[first].touched
-        if others:
-            for storage in total.storages:
-                storage.mul_(weights[first])
-            touched = touched.copy()
-        for worker in others:
-            slot = self._slots[worker]
-            touched |= slot.touched
-            for storage, addend in zip(total.storages, slot.gradients.storages, strict=True):
-                storage.add_(addend, alpha=weights[worker])
-        return total, touched
-
-    def _make_room(self) -> None:
-        """Makes sure that no release on its way reads the parameters that are about to change.
-
-        A release normally goes out in no time. If one lingers (a paused or distant worker), it keeps the storage that
-        it reads, and the parameters move to another, so that nobody waits for that worker.
-        """
-        if self._end.settle(self._parts, _PATIENCE):
+    def _set_hyper(self, values: NDArray[np.float64], rate: float) -> None:
+        """Takes over the worker's hyper-parameters, the rate multiplied by the schedule and by `rate`."""
+        factor = rate * (self.options.schedule(self.stats.samples) if self.options.schedule else 1.0)
+        if factor == self._factor and np.array_equal(values, self._hyper):
             return
-        for place, (_, parts) in enumerate(self._spare):
-            if self._end.settle(parts, 0.0):
-                storages, parts = self._spare.pop(place)
-                break
-        else:
-            storages, parts = [torch.empty_like(s) for s in self.replica.params.storages], None
-        old = self.replica.params.move(self.replica.trained, storages)
-        self._spare.append((old, self._parts))
-        self._parts = parts or self.replica.release_parts()
-
-    def _set_hyper(self, values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:
-        schedule = self.options.schedule
-        if schedule is None and np.array_equal(values, self._hyper):
-            return
-        self._hyper = values.copy()
+        self._hyper, self._factor = values.copy(), factor
         self.replica.write_hyper(values.tolist())
-        if schedule is not None:
-            factor = schedule(self.stats.samples)
+        if factor != 1.0:
             for group in self.replica.optimizer.param_groups:
                 group["lr"] = group["lr"] * factor
 
@@ -258,6 +221,8 @@ class Server:
         slot = self._slots[worker]
         if not empty:
             slot.version = self.stats.updates
+            if self._correction:
+                self._correction.released(worker)
         header = Header(
             Kind.RELEASE,
             sender=0,
@@ -265,11 +230,11 @@ class Server:
             step=self.policy.clocks.counts[worker],
             version=slot.version,
             samples=self.stats.samples,
-            nbytes=0 if empty else self._parts.nbytes,
+            nbytes=0 if empty else self._master.parts.nbytes,
             flags=Flag.STOP if self.stopping else Flag.NONE,
         )
         header.pack_into(slot.release_header)
-        self._end.release(worker, self._parts, empty=empty)
+        self._end.release(worker, self._master.parts, empty=empty)
         slot.heard = self.options.now()
 
     def _check_silence(self, now: float) -> None:
@@ -277,33 +242,11 @@ class Server:
             silent = now - slot.heard
             if not self.policy.is_running(worker) or silent < self.options.stall_warning:
                 continue
-            where = f"worker {worker} (rank {worker + 1}) has been silent for {silent:.0f} s since step {self.stats.workers[worker].iterations}"
+            step = self.stats.workers[worker].iterations
+            where = f"worker {worker} (rank {worker + 1}) has been silent for {silent:.0f} s since step {step}"
             if silent >= self.options.stall_timeout:
                 raise StallError(f"{where}: it is stuck or gone; raise stall_timeout if its steps take that long")
             if not slot.warned:
                 slot.warned = True
                 waiting = [str(w) for w in self.policy.clocks.workers() if not self.policy.is_running(w)]
                 logger.warning("%s; waiting for it: workers %s", where, ", ".join(waiting) or "none")
-
-    def combine_buffers(self) -> None:
-        """Sets the model's buffers to the mean over workers, weighted by samples; integer ones to the largest.
-
-        Running statistics are running means, so the mean over workers of each one's is what one process would have
-        kept of all their batches (the spread between the workers' means aside).
-        """
-        counted = [
-            (slot, stats.samples) for slot, stats in zip(self._slots, self.stats.workers, strict=True) if stats.samples
-        ]
-        total = sum(samples for _, samples in counted)
-        if not counted:
-            return
-        for number, storage in enumerate(self.replica.buffers.storages):
-            theirs = [slot.buffers.storages[number] for slot, _ in counted]
-            if storage.is_floating_point() or storage.is_complex():
-                mean = sum(
-                    values.double() * (samples / total) for values, (_, samples) in zip(theirs, counted, strict=True)
-                )
-                assert isinstance(mean, torch.Tensor)
-                storage.copy_(mean)
-            else:
-                storage.copy_(torch.stack(theirs).amax(0))

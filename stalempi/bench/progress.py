@@ -14,11 +14,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from stalempi.policy.base import Decision, Event
 from stalempi.stats import RunStats
 
-__all__ = ["Display", "console"]
+__all__ = ["NARROW", "Display", "console"]
 
 _BAR_SECONDS = 0.1
 _LINE_SECONDS = 5.0
-_NARROW = 76
+_LINE_UP = "\x1b[1A\x1b[2K"
+NARROW = 76  # characters: below this a screen gets the short form of everything
 
 
 def console(stream: TextIO) -> Console:
@@ -48,16 +49,13 @@ class Display:
         self._bar = _make_bar(self._console) if self._console.is_terminal else None
         self._task = self._bar.add_task("", total=total, words="") if self._bar else None
         self._shown = time.monotonic()
+        self._drawn = False
 
     def __enter__(self) -> Display:
-        if self._bar:
-            self._bar.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._show()
-        if self._bar:
-            self._bar.stop()
 
     def __call__(self, event: Event, decisions: list[Decision]) -> None:
         """Takes note of an event; draws when it is time."""
@@ -71,16 +69,21 @@ class Display:
         stats = self._stats()
         seconds = max(time.monotonic() - stats.started, 1e-9)
         words = f"loss {stats.loss:.4f}  {stats.updates / seconds:.0f} updates/s  gap {self._gap()}"
-        if self._bar and self._task is not None:
-            self._bar.update(self._task, completed=min(stats.samples, self._total), words=words)
-            self._bar.refresh()
-        else:
+        if self._bar is None or self._task is None:
             self._console.print(f"{stats.samples}/{self._total} samples  {words}", highlight=False)
+            return
+        self._bar.update(self._task, completed=min(stats.samples, self._total), words=words)
+        # Launchers pass on whole lines only, so the bar is a line of its own that is taken back before the next one.
+        if self._drawn:
+            self._console.file.write(_LINE_UP)
+        self._drawn = True
+        self._console.print(self._bar.get_renderable())
 
 
 def _make_bar(console: Console) -> Progress:
     words = TextColumn("{task.fields[words]}")
-    if console.width < _NARROW:
-        return Progress(BarColumn(bar_width=None), words, console=console, auto_refresh=False, expand=True)
+    if console.width < NARROW:
+        share = TextColumn("{task.percentage:.0f}%")
+        return Progress(BarColumn(bar_width=None), share, words, console=console, auto_refresh=False, expand=True)
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("samples"), words, TimeRemainingColumn())
     return Progress(*columns, console=console, auto_refresh=False)

@@ -13,7 +13,7 @@ import torch
 from rich.table import Table
 from torch import nn
 
-from stalempi.bench.progress import console
+from stalempi.bench.progress import NARROW, console
 from stalempi.errors import ConfigError
 from stalempi.stats import RunStats
 from stalempi.version import __version__
@@ -47,9 +47,11 @@ def environment(library: str) -> dict[str, str | int]:
 def print_summary(stats: RunStats, headline: Mapping[str, str]) -> None:
     """Prints the headline figures and a row per worker to stdout."""
     screen = console(sys.stdout)
-    table = Table("worker", "iterations", "samples/s", "waiting", "gap mean/max", "staleness", box=None, pad_edge=False)
-    for column in table.columns:
-        column.justify = "right"
+    wide = ("worker", "iterations", "samples/s", "waiting", "gap mean/max", "staleness")
+    narrow = ("#", "iter.", "smp/s", "wait", "gap/max", "stale")
+    table = Table(box=None, pad_edge=False)
+    for heading in narrow if screen.width < NARROW else wide:
+        table.add_column(heading, justify="right", no_wrap=True)
     for number, worker in enumerate(stats.workers):
         r = worker.report()
         table.add_row(

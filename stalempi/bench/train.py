@@ -14,6 +14,7 @@ from stalempi.bench.launch import is_launched, relaunch
 from stalempi.bench.options import parse_shares, policy_from, policy_options
 from stalempi.bench.report import check_writable
 from stalempi.bench.training import TrainOptions, run_rank
+from stalempi.correction import CORRECTIONS
 from stalempi.errors import ConfigError
 from stalempi.train.datasets import DATASETS
 
@@ -42,6 +43,9 @@ _count = click.IntRange(min=1)
 @click.option("--weight-decay", type=click.FloatRange(min=0), default=0.0, show_default=True)
 @click.option("--lr-decay", default="0.667,0.833", show_default=True, help='Shares of the global samples; "" for none.')
 @click.option("--lr-decay-factor", type=_positive, default=0.1, show_default=True)
+@click.option(
+    "--correction", type=click.Choice(CORRECTIONS), default="none", show_default=True, help="Mend stale gradients."
+)
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--device", help="cpu, cuda or cuda:N [default: a GPU where there is one].")
 @click.option("--slow", multiple=True, metavar="RANK=FACTOR", help="Make a worker slower. Repeatable.")

@@ -17,6 +17,7 @@ import stalempi
 from stalempi.bench.emulate import Pace, parse_slow
 from stalempi.bench.progress import Display
 from stalempi.bench.report import check_writable, environment, print_summary, write_results
+from stalempi.correction import Correction, make_correction
 from stalempi.errors import ConfigError
 from stalempi.policy import Decision, Event, Policy
 from stalempi.stats import RunStats
@@ -49,6 +50,7 @@ class TrainOptions:
     weight_decay: float
     lr_decay: tuple[float, ...]
     lr_decay_factor: float
+    correction: str
     seed: int
     device: str | None
     slow: tuple[str, ...]
@@ -118,6 +120,7 @@ def _distribute(
     options: TrainOptions,
     data: ImageData,
     model: nn.Module,
+    correction: Correction | None,
     observe: Callable[[Event, list[Decision]], None] | None = None,
 ) -> stalempi.DistributedOptimizer:
     total = options.total_samples(data)
@@ -127,6 +130,7 @@ def _distribute(
         policy=options.policy,
         total_samples=total,
         schedule=options.schedule(total),
+        correction=correction,
         stall_timeout=options.stall_timeout,
         observe=observe,
     )
@@ -145,7 +149,7 @@ def _work(options: TrainOptions, data: ImageData, model: nn.Module, pace: Pace) 
     sampler = stalempi.DistributedSampler(len(data.train), seed=options.seed)
     loader = stalempi.DataLoader(data.train, options.batch_size, sampler=sampler)
     torch.manual_seed(options.seed + context.rank)  # dropout differs between workers
-    with _distribute(options, data, model) as optimizer:
+    with _distribute(options, data, model, make_correction(options.correction)) as optimizer:
         while not optimizer.done:
             for x, y in loader:
                 pace.begin()
@@ -167,8 +171,11 @@ def _serve(options: TrainOptions, data: ImageData, model: nn.Module) -> None:
             watcher(event, decisions)
 
     context = stalempi.init()
-    optimizer = _distribute(options, data, model, observe)
+    correction = make_correction(options.correction)
+    optimizer = _distribute(options, data, model, correction, observe)
     _print_start(options, data)
+    if correction:
+        click.echo(f"correction {correction.name}: {correction.nbytes / 2**20:.1f} MiB more on the server")
     with ExitStack() as stack:
         if options.trace:
             watchers.append(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 
 from stalempi.errors import ConfigError
 from stalempi.policy import Apply, Continue, Decision, Drop, Event, Leave, Policy, Push, Release
+from stalempi.simulate.agenda import Agenda, Kind
 from stalempi.simulate.network import Network, Wire
 from stalempi.simulate.workload import Workload
 from stalempi.stats import RunStats, WorkerStats
@@ -33,18 +32,11 @@ class Limit:
             raise ConfigError(f"pushes must be at least 1, got {self.pushes}")
 
 
-class _Kind(IntEnum):
-    LOST = 0
-    LEAVE = 1
-    PUSH = 2
-
-
 @dataclass(slots=True)
 class _Worker:
     """What the server knows of a worker, and when the worker last sent something (s)."""
 
     stats: WorkerStats
-    dies: float = math.inf
     sent: float = 0.0
     version: int = 0
     waiting: bool = False
@@ -53,29 +45,25 @@ class _Worker:
 class _Run:
     def __init__(self, policy: Policy, workload: Workload, limit: Limit, network: Network) -> None:
         self._policy, self._limit = policy, limit
-        self._compute = workload.compute
+        self._agenda = Agenda(workload)
         self._wire = Wire(network)
         self.stats = RunStats([WorkerStats() for _ in range(workload.num_workers)])
         self._workers = [_Worker(stats) for stats in self.stats.workers]
-        self._due: list[tuple[float, int, _Kind]] = []
-        for loss in workload.losses:
-            self._workers[loss.worker].dies = loss.at
-            heapq.heappush(self._due, (loss.noticed, loss.worker, _Kind.LOST))
 
     def run(self, observe: Observe | None) -> None:
         """Takes messages in the order of their sending, which a wire keeps, until the limit or until all have left."""
-        policy, due, horizon = self._policy, self._due, self._limit.seconds
+        policy, agenda, horizon = self._policy, self._agenda, self._limit.seconds
         policy.start(len(self._workers), 0.0)
         for number in range(len(self._workers)):
-            self._start_iteration(number, 0.0)
-        while due and due[0][0] <= horizon:
-            sent, number, kind = heapq.heappop(due)
+            agenda.start_iteration(number, 0.0)
+        while entry := agenda.next(horizon):
+            sent, number, kind = entry
             if not policy.clocks.active[number]:
                 continue
-            now = self._wire.push(sent) if kind is _Kind.PUSH else self._wire.leave(sent)
+            now = self._wire.push(sent) if kind is Kind.PUSH else self._wire.leave(sent)
             if now > horizon:
                 break
-            event = Push(number, now) if kind is _Kind.PUSH else Leave(number, now)
+            event = Push(number, now) if kind is Kind.PUSH else Leave(number, now)
             decisions = self._take(event, sent)
             self._carry_out(decisions)
             if observe:
@@ -123,27 +111,20 @@ class _Run:
         worker.stats.waited += received - worker.sent
         worker.waiting = False
         if self._limit.pushes is not None and self.stats.samples >= self._limit.pushes:
-            heapq.heappush(self._due, (received, number, _Kind.LEAVE))
+            self._agenda.send(number, received, Kind.LEAVE)
         else:
-            self._start_iteration(number, received)
-
-    def _start_iteration(self, number: int, now: float) -> None:
-        seconds = self._compute(number, now)
-        kind = _Kind.LEAVE if seconds is None else _Kind.PUSH
-        sent = now + (seconds or 0.0)
-        if sent <= self._workers[number].dies:
-            heapq.heappush(self._due, (sent, number, kind))
+            self._agenda.start_iteration(number, received)
 
     def _end(self) -> None:
-        """Ends the books: at the horizon where there is one, else with the last leave."""
-        last = max(worker.stats.ended for worker in self._workers)
-        self.stats.ended = last if math.isinf(self._limit.seconds) else self._limit.seconds
+        """Ends the books: with the last leave, or at the horizon."""
+        active = self._policy.clocks.active
+        self.stats.ended = self._limit.seconds if any(active) else max(w.stats.ended for w in self._workers)
+        assert not math.isinf(self.stats.ended), "some workers wait for ever"
         for number, worker in enumerate(self._workers):
-            if self._policy.clocks.active[number]:
-                assert not math.isinf(self._limit.seconds), f"worker {number} waits for ever"
+            if active[number]:
                 worker.stats.ended = self.stats.ended
                 if worker.waiting:
-                    worker.stats.waited += max(0.0, self.stats.ended - worker.sent)
+                    worker.stats.waited += self.stats.ended - worker.sent
 
 
 def simulate(

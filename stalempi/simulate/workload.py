@@ -33,11 +33,13 @@ class Workload:
         compute: compute(worker, now) -> seconds of the iteration that starts at `now`; None: the worker has no more
             data and leaves. Called once per iteration, in the order of the worker's iterations.
         losses: at most one per worker.
+        farewell: seconds from a worker's last release until it leaves, for each worker; none by default.
     """
 
     num_workers: int
     compute: ComputeTime
     losses: tuple[Loss, ...] = ()
+    farewell: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.num_workers < 1:

@@ -14,6 +14,7 @@ from torch import nn
 
 from stalempi import context as contexts
 from stalempi.context import Context
+from stalempi.correction import Correction
 from stalempi.errors import ConfigError
 from stalempi.policy.base import Decision, Event, Policy
 from stalempi.replica import DEFAULT_BUCKET_BYTES, Replica, difference
@@ -41,6 +42,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         total_samples: global samples after which `done` becomes true on workers; None: no limit.
         schedule: factor of the learning rate as a function of global samples, the same for every policy.
         nonfinite: "raise" ends the job at a gradient with NaN or infinity, "skip" counts it and goes on.
+        correction: mends stale gradients on the server; see `stalempi.correction` for what each costs.
         bucket_bytes: about how many bytes one message carries.
         stall_timeout: seconds after which a silent rank ends the job; STALEMPI_STALL_TIMEOUT or 600 by default.
         context: the rank to be; the one of `init` by default.
@@ -58,6 +60,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         total_samples: int | None = None,
         schedule: Callable[[int], float] | None = None,
         nonfinite: str = "raise",
+        correction: Correction | None = None,
         bucket_bytes: int = DEFAULT_BUCKET_BYTES,
         stall_timeout: float | None = None,
         context: Context | None = None,
@@ -72,11 +75,21 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.state = optimizer.state
         self._replica = Replica(model, optimizer, bucket_bytes=bucket_bytes)
         self._closed = False
-        self._join([f"policy {policy}", f"total_samples {total_samples}", f"nonfinite {nonfinite}"], timeout)
+        self._join(
+            [
+                f"policy {policy}",
+                f"total_samples {total_samples}",
+                f"nonfinite {nonfinite}",
+                f"correction {correction.name if correction else None}",
+            ],
+            timeout,
+        )
         self._server: Server | None = None
         self._worker: Worker | None = None
         if self._context.is_server:
-            self._server = Server(self._replica, policy, self._context.transport, options=options, observe=observe)
+            self._server = Server(
+                self._replica, policy, self._context.transport, options=options, correction=correction, observe=observe
+            )
         else:
             self._worker = Worker(self._replica, self._context.transport, stall_timeout=2 * timeout)
             self._seen = count_samples(model)

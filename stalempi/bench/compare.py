@@ -1,0 +1,159 @@
+"""Is stalempi-bench compare: many policies and seeds in one table and one picture."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from stalempi.bench.picture import draw, need_matplotlib
+from stalempi.bench.progress import console
+from stalempi.bench.report import check_writable
+from stalempi.bench.table import markdown, screen_tables
+from stalempi.bench.virtual import (
+    Source,
+    learning_options,
+    network_from,
+    network_options,
+    options_given,
+    plain_warnings,
+    recipe_from,
+    refuse_idle,
+    source_from,
+    source_options,
+)
+from stalempi.errors import ConfigError
+from stalempi.policy import SSP
+from stalempi.simulate.clairvoyant import clairvoyant
+from stalempi.simulate.figures import Figures
+from stalempi.simulate.learning import Recipe, learn
+from stalempi.simulate.network import Network
+from stalempi.simulate.sweep import Outcome, Row, parse_policies, parse_policy, sweep
+from stalempi.simulate.timing import Limit, simulate
+from stalempi.simulate.workload import Workload
+
+__all__ = ["compare"]
+
+_POLICIES = "bsp,asp,ssp:3,ssp:15,dssp:3:15,dssp:3:15:paper-capped,dssp:3:15:paper"
+_CLAIRVOYANT = "clairvoyant"
+_positive = click.FloatRange(min=0, min_open=True)
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """What all runs have in common; `seconds` is the horizon of runs that do not learn."""
+
+    source: Source
+    network: Network
+    recipe: Recipe | None
+    seconds: float
+
+    def run(self, label: str, seed: int) -> Outcome:
+        """Makes one run in virtual time; the clairvoyant has no run, but the figures that no capped policy beats."""
+        workload = self.source.make(seed, self.seconds)
+        if label.startswith(_CLAIRVOYANT):
+            return Outcome(self._bound(int(label.partition(":")[2]), workload, seed))
+        policy = parse_policy(label)
+        if self.recipe is None:
+            return Outcome(Figures.of(simulate(policy, workload, limit=Limit(self.seconds), network=self.network)))
+        learned = learn(policy, workload, self.recipe, seed=seed, network=self.network)
+        return Outcome(Figures.of(learned.stats), tuple(learned.curve))
+
+    def _bound(self, cap: int, workload: Workload, seed: int) -> Figures:
+        """Returns the clairvoyant's figures; where the others learn, in the time that SSP takes for as many pushes."""
+        seconds = self.seconds
+        if self.recipe is not None:
+            pushes = Limit(pushes=math.ceil(self.recipe.samples / self.recipe.batch_size))
+            twin = self.source.make(seed, self.seconds)
+            seconds = simulate(SSP(cap), twin, limit=pushes, network=self.network).seconds
+        return clairvoyant(workload, cap, seconds=seconds, network=self.network)
+
+
+@click.command()
+@click.option("--policies", default=_POLICIES, show_default=True, help="Comma-separated: NAME[:OPTION...].")
+@click.option("--seeds", type=click.IntRange(min=1), default=5, show_default=True, help="Runs of each policy.")
+@source_options
+@network_options
+@learning_options
+@click.option("--target", type=click.FloatRange(0, 1), help="Accuracy whose time is measured [default: 0.95].")
+@click.option("--seconds", type=_positive, help="Virtual seconds; not with --learn [default: 2000 iterations].")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Write table, picture and figures here.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@click.pass_context
+def compare(context: click.Context, /, **words: Any) -> None:
+    """Compare policies over seeds, under a virtual clock.
+
+    A policy is written as bsp[:BACKUP], asp, ssp:BOUND, ssp-cached:BOUND or
+    dssp:LOWER:UPPER[:CONTROLLER[:PREDICTOR]]. All meet the same delays. The row "clairvoyant" is the best that a policy
+    under the largest bound of those compared could do if it knew the future.
+    """
+    given = options_given(context)
+    refuse_idle(given)
+    if "learn" in given and "seconds" in given:
+        raise ConfigError("--learn compares runs of as many --samples: leave --seconds out")
+    if "learn" not in given and "target" in given:
+        raise ConfigError("--target is an accuracy: add --learn digits")
+    out, as_json, seeds = words.pop("out"), words.pop("as_json"), range(words.pop("seeds"))
+    target = words.pop("target") or 0.95
+    labels = parse_policies(words.pop("policies"))
+    if out:
+        need_matplotlib()
+        check_writable(out)
+    setting = _setting(words)
+    with plain_warnings():
+        rows = sweep(labels, seeds, _reporting(setting.run))
+    rows += [replace(row, is_bound=True) for row in sweep(_bounds(labels), seeds, setting.run)]
+    _finish(rows, setting, target=target, out=out, as_json=as_json)
+
+
+def _setting(words: dict[str, Any]) -> _Setting:
+    seconds = words.pop("seconds")
+    source, network, recipe = source_from(words), network_from(words), recipe_from(words)
+    if recipe is not None:
+        seconds = source.horizon(math.ceil(recipe.samples / recipe.batch_size))
+    return _Setting(source, network, recipe, seconds or 2000 * source.iteration)
+
+
+def _bounds(labels: list[str]) -> list[str]:
+    """Returns the label of the clairvoyant under the largest bound; none if no policy has a bound."""
+    bounds = [bound for label in labels if (bound := parse_policy(label).bound) is not None]
+    return [f"{_CLAIRVOYANT}:{max(bounds)}"] if bounds else []
+
+
+def _reporting(run: Callable[[str, int], Outcome]) -> Callable[[str, int], Outcome]:
+    """Says on a terminal which run is on."""
+
+    def reported(label: str, seed: int) -> Outcome:
+        if sys.stderr.isatty():
+            click.echo(f"\r\033[K{label}, seed {seed}", nl=False, err=True)
+        outcome = run(label, seed)
+        if sys.stderr.isatty():
+            click.echo("\r\033[K", nl=False, err=True)
+        return outcome
+
+    return reported
+
+
+def _finish(rows: list[Row], setting: _Setting, *, target: float, out: Path | None, as_json: bool) -> None:
+    aim = target if setting.recipe else None
+    title = f"{setting.source.text}, {setting.source.num_workers} workers, {len(rows[0].outcomes)} seed(s)"
+    result = {"workload": title, "target": aim, "rows": [asdict(row) for row in rows]}
+    if as_json:
+        click.echo(json.dumps(result))
+    else:
+        screen = console(sys.stdout)
+        screen.print(title, highlight=False)
+        for table in screen_tables(rows, aim, width=screen.width):
+            screen.print(table, highlight=False)
+    if out:
+        (out / "comparison.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        (out / "comparison.md").write_text(markdown(rows, aim), encoding="utf-8")
+        draw(rows, title, out / "comparison.png")
+        if not as_json:
+            click.echo(f"written: {out}/comparison.md, .png and .json")

@@ -1,0 +1,87 @@
+"""Holds what the server keeps for each worker: where its pushes arrive, and how they are put together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from stalempi.flat import Flat
+from stalempi.replica import Replica
+from stalempi.transport.base import Packet
+from stalempi.transport.message import HEADER_BYTES, Header
+
+__all__ = ["Slot", "combine_buffers", "weighted_mean"]
+
+
+class Slot:
+    """Where one worker's pushes arrive, and what the server knows of the worker.
+
+    Attributes:
+        gradients, buffers: views of what the latest push brought.
+        hyper, touched: the hyper-parameters (float64) and flags in its header, see `Replica`.
+        release_header: where the header of the worker's next release is written.
+        push: the header of the push that waits to be applied.
+        version: updates in the parameters that the worker has.
+        heard: when the worker last pushed or was released, seconds.
+        warned: whether its silence has been reported.
+    """
+
+    def __init__(self, replica: Replica) -> None:
+        self.gradients: Flat = replica.params.like()
+        self.buffers: Flat = replica.buffers.like()
+        self.packet: Packet = replica.push_packet(self.gradients, self.buffers)
+        self.hyper = replica.hyper(self.packet)
+        self.touched = replica.touched(self.packet)
+        self.release_header = bytearray(HEADER_BYTES)
+        self.push: Header | None = None
+        self.version = 0
+        self.heard = 0.0
+        self.warned = False
+
+    def take(self) -> Header:
+        """Returns the header of the push that waits, which then no longer does."""
+        push = self.push
+        assert push is not None, "no gradient waits here"
+        self.push = None
+        return push
+
+
+def weighted_mean(slots: Sequence[Slot], weights: Sequence[float]) -> tuple[Flat, NDArray[np.bool_]]:
+    """Returns the weighted mean of the slots' gradients, and which parameters any of them touched.
+
+    It is summed in the first slot's receive buffer, which is the server's until that worker's release, in the order
+    given, so that the same pushes give the same bits.
+    """
+    total, touched = slots[0].gradients, slots[0].touched
+    if len(slots) == 1:
+        return total, touched
+    touched = touched.copy()
+    for storage in total.storages:
+        storage.mul_(weights[0])
+    for slot, weight in zip(slots[1:], weights[1:], strict=True):
+        touched |= slot.touched
+        for storage, addend in zip(total.storages, slot.gradients.storages, strict=True):
+            storage.add_(addend, alpha=weight)
+    return total, touched
+
+
+def combine_buffers(target: Flat, slots: Mapping[int, Slot], samples: Mapping[int, int]) -> None:
+    """Sets `target` to the mean of the workers' buffers, weighted by samples; integer ones to the largest.
+
+    Running statistics are running means, so the mean over workers of each one's is what one process would have kept of
+    all their batches (the spread between the workers' means aside). Workers without samples do not count.
+    """
+    counted = [worker for worker in slots if samples[worker]]
+    total = sum(samples[worker] for worker in counted)
+    if not counted:
+        return
+    for number, storage in enumerate(target.storages):
+        theirs = torch.stack([slots[worker].buffers.storages[number] for worker in counted])
+        if storage.is_floating_point() or storage.is_complex():
+            shares = torch.tensor([samples[w] / total for w in counted], dtype=torch.float64, device=storage.device)
+            storage.copy_((theirs.to(torch.promote_types(storage.dtype, torch.float64)) * shares[:, None]).sum(0))
+        else:
+            storage.copy_(theirs.amax(0))
