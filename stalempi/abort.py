@@ -22,6 +22,9 @@ __all__ = ["fail", "install"]
 # limit, for one of those to end the job.
 _GRACE, _LONGEST_GRACE = 0.5, 4.0
 
+# A launcher that sees a rank abort no longer reads what the rank has written: give it the time to (s).
+_DELIVERY = 0.3
+
 _installed = False
 
 
@@ -44,6 +47,7 @@ def install() -> None:
 def fail(error: BaseException) -> NoReturn:
     """Says where and why this rank failed and ends the job: exit code 2 if the user's input is at fault, else 1."""
     time.sleep(min(_LONGEST_GRACE, _GRACE * MPI.COMM_WORLD.Get_rank()))
+    _say(_story(error))
     _abort(2 if isinstance(error, ConfigError) else 130 if isinstance(error, KeyboardInterrupt) else 1)
 
 
@@ -63,8 +67,14 @@ def _story(error: BaseException) -> str:
     return f"stalempi: {where} failed:\n{lines}"
 
 
+def _say(text: str) -> None:
+    sys.stderr.write(text.rstrip("\n") + "\n")
+    sys.stderr.flush()
+
+
 def _abort(code: int) -> NoReturn:
     sys.stdout.flush()
+    time.sleep(_DELIVERY)
     MPI.COMM_WORLD.Abort(code)
     os._exit(code)  # Abort does not always return control, but never leave it to chance
 
@@ -90,6 +100,7 @@ def _exit(status: object = None, /) -> NoReturn:
 def _abort_quietly(status: object) -> None:
     if isinstance(status, int):
         _abort(status)
+    _say(str(status))
     _abort(1)
 
 

@@ -13,12 +13,12 @@ from typing import Any
 import click
 
 from stalempi.bench.picture import draw, need_matplotlib
-from stalempi.bench.progress import console
 from stalempi.bench.report import check_writable
 from stalempi.bench.table import markdown, screen_tables
 from stalempi.bench.virtual import (
     Source,
     learning_options,
+    local_console,
     network_from,
     network_options,
     options_given,
@@ -147,7 +147,7 @@ def _finish(rows: list[Row], setting: _Setting, *, target: float, out: Path | No
     if as_json:
         click.echo(json.dumps(result))
     else:
-        screen = console(sys.stdout)
+        screen = local_console()
         screen.print(title, highlight=False)
         for table in screen_tables(rows, aim, width=screen.width):
             screen.print(table, highlight=False)

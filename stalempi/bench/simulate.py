@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -15,9 +14,9 @@ import click
 from rich.table import Table
 
 from stalempi.bench.options import policy_from, policy_options
-from stalempi.bench.progress import console
 from stalempi.bench.virtual import (
     learning_options,
+    local_console,
     network_from,
     network_options,
     options_given,
@@ -126,7 +125,7 @@ def _play(policy: Policy, words: dict[str, Any], observe: Observe | None) -> _Pl
 
 
 def _print(policy: Policy, played: _Played) -> None:
-    screen = console(sys.stdout)
+    screen = local_console()
     f = Figures.of(played.stats)
     lines = {
         "policy": str(policy),

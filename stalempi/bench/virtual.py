@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +15,7 @@ from typing import Any, TypeVar
 import click
 import torch
 from click.core import ParameterSource
+from rich.console import Console
 
 from stalempi.bench.options import parse_shares
 from stalempi.errors import ConfigError
@@ -25,6 +28,7 @@ from stalempi.train.datasets import DATASETS, load_dataset
 __all__ = [
     "Source",
     "learning_options",
+    "local_console",
     "network_from",
     "network_options",
     "options_given",
@@ -110,12 +114,18 @@ def refuse_idle(given: set[str]) -> None:
         raise ConfigError("--iteration-ms is of a scenario: --compute and --intervals give seconds")
 
 
+def local_console() -> Console:
+    """Returns a console on stdout, as wide as the terminal; 120 columns where there is none."""
+    piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    return Console(file=sys.stdout, width=120 if piped else None)
+
+
 @contextmanager
 def plain_warnings() -> Iterator[None]:
     """Says each warning once, as a line without the code that it came from."""
     said: set[str] = set()
 
-    def say(message: Warning | str, *place: object) -> None:  # place: category, file, line and more, as Python has it
+    def say(message: Warning | str, *_: object, **__: object) -> None:
         if str(message) not in said:
             said.add(str(message))
             click.echo(f"stalempi-bench: warning: {message}", err=True)

@@ -1,0 +1,1 @@
+"""Runs whole jobs on real MPI."""

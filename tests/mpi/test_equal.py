@@ -1,0 +1,30 @@
+"""Training with N workers is the same as training in one process, where mathematics says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.launch import mpirun
+
+pytestmark = pytest.mark.mpi
+PROGRAM = Path(__file__).with_name("programs") / "equal.py"
+
+
+def differences(workers: int, *policies: str) -> list[float]:
+    """Runs the program and returns the largest difference in any parameter, for momentum and Adam, by policy."""
+    done = mpirun(PROGRAM, workers + 1, *policies)
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
+    assert len(lines) == 2 * len(policies)
+    return [float(line.split()[-1]) for line in lines]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+def test_bsp_on_shards_equals_one_process_on_the_joined_batch(workers: int) -> None:
+    assert max(differences(workers, "bsp")) < 1e-5
+
+
+def test_one_worker_equals_plain_training_bit_for_bit_under_every_policy() -> None:
+    assert differences(1, "asp", "ssp", "bsp") == [0.0] * 6
