@@ -7,13 +7,20 @@ import statistics
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from stalempi.policy import ASP, BSP, DSSP, SSP, Policy
 from stalempi.policy.paper import PaperController
 from stalempi.simulate.clairvoyant import clairvoyant
 from stalempi.simulate.figures import Figures
 from stalempi.simulate.scenarios import SCENARIOS, Scenario
+from stalempi.simulate.sweep import pareto_front
 from stalempi.simulate.timing import Limit, simulate
 
 LOWER, UPPER = 3, 15
@@ -40,14 +47,18 @@ def figure_2() -> Policy:
 
 POLICIES: dict[str, Callable[[], Policy]] = {
     "BSP": BSP,
-    **{f"SSP({s})": (lambda s=s: SSP(s)) for s in range(LOWER, UPPER + 1)},
+    **{f"SSP({s})": partial(SSP, s) for s in range(LOWER, UPPER + 1)},
     "ASP": ASP,
-    "paper": lambda: DSSP(LOWER, UPPER, controller="paper"),
+    "paper": partial(DSSP, LOWER, UPPER, controller="paper"),
     "paper-figure-2": figure_2,
-    "paper-capped": lambda: DSSP(LOWER, UPPER, controller="paper-capped"),
-    "moment": lambda: DSSP(LOWER, UPPER, controller="moment"),
-    DYN: lambda: DSSP(LOWER, UPPER),
+    "paper-capped": partial(DSSP, LOWER, UPPER, controller="paper-capped"),
+    "moment": partial(DSSP, LOWER, UPPER, controller="moment"),
+    DYN: partial(DSSP, LOWER, UPPER),
 }
+
+
+MARKERS = {"BSP": ("s", "C7"), "ASP": ("^", "C1"), "paper": ("P", "C6"), "paper-figure-2": ("h", "C8")}
+MARKERS |= {"paper-capped": ("X", "C5"), "moment": ("v", "C4"), "dyn": ("*", "C3")}
 
 
 @dataclass(frozen=True)
@@ -155,6 +166,44 @@ def verdicts(every: dict[str, Results]) -> list[str]:
     return [*lines, *(verdict(name, results) for name, results in every.items()), ""]
 
 
+def draw(every: dict[str, Results], path: Path) -> None:
+    """Writes the picture (PNG) of all scenarios to `path`."""
+    figure = Figure(figsize=(16, 8), layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(2, 4)
+    for axes, (name, results) in zip(grid.flat, every.items(), strict=True):
+        _panel(axes, name, results)
+    handles, labels = grid.flat[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    figure.suptitle("up and left is better; the clairvoyant bound knows the future", fontsize=11)
+    figure.savefig(path, dpi=100)
+
+
+def _panel(axes: Axes, name: str, results: Results) -> None:
+    top = results["SSP(15)"].throughput
+
+    def point(policy: str) -> tuple[float, float]:
+        return max(results[policy].gap, 0.1), 100 * results[policy].throughput / top
+
+    fixed = [point(policy) for policy in results if policy.startswith("SSP")]
+    axes.plot(*zip(*fixed, strict=True), "o-", color="C0", markersize=4, linewidth=1, label="SSP(3) .. SSP(15)")
+    others = [point(policy) for policy in MARKERS]
+    policies = fixed + others
+    front = [policies[place] for place in pareto_front(policies)]
+    axes.step(*zip(*front, strict=True), where="post", color="0.7", zorder=0, label="Pareto front")
+    for (policy, (marker, colour)), (x, y) in zip(MARKERS.items(), others, strict=True):
+        size = 150 if policy == "dyn" else 50
+        axes.scatter([x], [y], marker=marker, color=colour, s=size, zorder=3, label=policy)
+    x, y = point("clairvoyant(15)")
+    axes.scatter([x], [y], marker="D", facecolors="none", edgecolors="k", s=50, zorder=3, label="clairvoyant(15)")
+    axes.set(title=name, xscale="log", xlabel="mean gap, pushes", ylabel="throughput, % of SSP(15)")
+    left, right = axes.get_xlim()
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0,) if right > 100 * left else (1.0, 2.0, 5.0)))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.grid(alpha=0.3)
+
+
 def main() -> None:
     """Prints the tables in Markdown and writes the picture beside this file."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -174,9 +223,6 @@ def main() -> None:
     print("\n".join(summary(long)))
     print(f"## All policies, {args.intervals:.0f} iterations, {args.seeds} seeds\n")
     print("\n".join(line for name, results in long.items() for line in table(name, results)).rstrip())
-
-    from picture import draw  # noqa: PLC0415  (lies beside this file; needs matplotlib)
-
     draw(long, args.picture)
 
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from stalempi.errors import ConfigError
 from stalempi.simulate.sweep import Row, pareto_front
 
@@ -55,17 +57,13 @@ def throughput_against_staleness(axes: Axes, rows: Sequence[Row], colours: dict[
 
 
 def _accuracy_against_time(axes: Axes, rows: Sequence[Row], colours: dict[str, str]) -> None:
-    """Draws every run, thin, in its policy's colour; only the first of each policy is named."""
+    """Draws the mean over seeds of each policy, and the range of its seeds, as far as its shortest run goes."""
     for row in rows:
-        for number, outcome in enumerate(row.outcomes):
-            axes.plot(
-                [point.seconds for point in outcome.curve],
-                [point.accuracy for point in outcome.curve],
-                color=colours[row.label],
-                linewidth=1.0,
-                alpha=0.7,
-                label=row.label if number == 0 else None,
-            )
+        curves = [outcome.curve for outcome in row.outcomes]
+        times = np.linspace(max(c[0].seconds for c in curves), min(c[-1].seconds for c in curves), 200)
+        found = np.array([np.interp(times, [p.seconds for p in c], [p.accuracy for p in c]) for c in curves])
+        axes.plot(times, found.mean(0), color=colours[row.label], linewidth=1.5, label=row.label)
+        axes.fill_between(times, found.min(0), found.max(0), color=colours[row.label], alpha=0.1, linewidth=0)
     axes.set_xlabel("virtual time (s)")
     axes.set_ylabel("test accuracy")
     axes.grid(alpha=0.3)

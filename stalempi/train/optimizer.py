@@ -149,7 +149,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 result = closure()
-            loss = float(result) if isinstance(result, (float, torch.Tensor)) else loss
+            if isinstance(result, (float, torch.Tensor)):
+                loss = float(result.detach()) if isinstance(result, torch.Tensor) else result
         seen = self._seen.take()
         worker.step(samples=samples if samples is not None else max(1, seen), loss=loss)
         return result

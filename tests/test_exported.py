@@ -1,0 +1,27 @@
+"""The public names are these and no others."""
+
+from __future__ import annotations
+
+import pytest
+
+import stalempi
+
+PUBLIC = """
+ASP BSP CachedSSP ConfigError Context DSSP DataLoader DistributedOptimizer DistributedSampler NonFiniteError Policy
+ProtocolError RunStats SSP StalempiError StallError WorkerStats __version__ device init is_initialized is_server
+local_rank local_size num_workers rank run shutdown size worker_rank
+""".split()
+
+
+def test_the_public_names_are_pinned() -> None:
+    assert sorted(stalempi.__all__) == sorted(PUBLIC)
+
+
+def test_every_public_name_is_there_and_says_what_it_is() -> None:
+    assert [name for name in PUBLIC if not getattr(stalempi, name).__doc__] == []
+
+
+@pytest.mark.parametrize("name", ["rank", "size", "local_rank", "is_server", "worker_rank", "num_workers", "device"])
+def test_the_functions_of_a_rank_say_what_is_missing_before_init(name: str) -> None:
+    with pytest.raises(stalempi.ConfigError, match=r"call stalempi.init\(\) first"):
+        getattr(stalempi, name)()

@@ -1,0 +1,1 @@
+"""Holds every transport to one contract."""
