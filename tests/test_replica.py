@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -48,7 +50,10 @@ def test_integer_and_floating_buffers_travel_with_a_push() -> None:
 
 def test_hyper_parameters_come_back_in_the_type_they_had() -> None:
     model = nn.Linear(2, 2)
-    groups = [{"params": [model.weight], "lr": 0.5}, {"params": [model.bias], "betas": (0.5, 0.6)}]
+    groups: list[dict[str, Any]] = [
+        {"params": [model.weight], "lr": 0.5},
+        {"params": [model.bias], "betas": (0.5, 0.6)},
+    ]
     optimizer = torch.optim.Adam(groups, lr=0.1, amsgrad=True)
     replica = make(model, optimizer)
     values = replica.read_hyper()
@@ -75,13 +80,18 @@ def test_a_difference_names_the_rank_and_both_lines() -> None:
         lambda: make(nn.Linear(2, 2).double()),
         lambda: make(nn.Linear(2, 2, bias=False)),
         lambda: make(m := nn.Linear(2, 2), torch.optim.Adam(m.parameters())),
-        lambda: make(m := nn.Linear(2, 2), torch.optim.SGD([{"params": [m.weight]}, {"params": [m.bias]}], lr=0.1)),
+        lambda: in_two_groups(nn.Linear(2, 2)),
     ],
     ids=["dtype", "parameters", "optimizer", "groups"],
 )
 def test_whatever_would_not_fit_on_the_wire_changes_the_layout(other: object) -> None:
     assert callable(other)
     assert other().layout != make(nn.Linear(2, 2)).layout
+
+
+def in_two_groups(model: nn.Linear) -> Replica:
+    groups: list[dict[str, Any]] = [{"params": [model.weight]}, {"params": [model.bias]}]
+    return make(model, torch.optim.SGD(groups, lr=0.1))
 
 
 def test_an_optimizer_of_another_model_is_refused() -> None:

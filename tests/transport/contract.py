@@ -17,6 +17,9 @@ from stalempi.transport.message import HEADER_BYTES, Header, Kind
 RANKS = 3
 LONG = 30.0
 
+# What a refusal leaves behind still receives: its buffers must outlive it.
+_kept: list[object] = []
+
 
 def payload(*sizes: int) -> list[Tensor]:
     return [torch.zeros(size, dtype=torch.uint8) for size in sizes]
@@ -59,8 +62,10 @@ class Worker:
 
     def header(self, kind: Kind, step: int, **changes: int) -> None:
         nbytes = self.push_packet.parts.nbytes if kind is Kind.PUSH else 0
-        fields = {"sender": self.rank, "layout": 1, "step": step, "nbytes": nbytes} | changes
-        Header(kind, **fields).pack_into(self.push_packet.header)
+        header = Header(kind, sender=self.rank, layout=1, step=step, nbytes=nbytes)
+        for name, value in changes.items():
+            setattr(header, name, value)
+        header.pack_into(self.push_packet.header)
 
     def push(self, step: int, **changes: int) -> None:
         self.header(Kind.PUSH, step, **changes)
@@ -188,11 +193,13 @@ def a_header_that_announces_other_bytes_is_refused(transport: Transport) -> None
 def _refused(transport: Transport, said: str, **changes: int) -> None:
     if transport.rank == 0:
         server = Server(transport, staged=False, sizes=(300_000, 7))
+        _kept.append(server)
         with pytest.raises(ProtocolError, match=said):
             server.await_messages(RANKS - 1)
         transport.allgather(b"", LONG)
         return
     worker = Worker(transport)
+    _kept.append(worker)
     worker.push(1, **(changes if transport.rank == 1 else {}))
     transport.allgather(b"", LONG)
 

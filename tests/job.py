@@ -1,0 +1,74 @@
+"""Runs a whole data-parallel job in one process, a thread per rank, for tests of the server and the workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from stalempi.context import Context
+from stalempi.policy import Policy
+from stalempi.roles import assign_role
+from stalempi.stats import RunStats
+from stalempi.train.optimizer import DistributedOptimizer
+from stalempi.transport.inproc import InprocTransport, run_ranks
+
+__all__ = ["Job", "make_context", "run_job"]
+
+Train = Callable[[nn.Module, DistributedOptimizer, int], object]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a job left: the server's model and counts, and each worker's model."""
+
+    model: nn.Module
+    stats: RunStats
+    workers: list[nn.Module]
+
+
+def make_context(transport: InprocTransport) -> Context:
+    """Returns the context of a rank of an in-process job."""
+    role = assign_role(transport.rank, transport.size)
+    return Context(
+        rank=transport.rank,
+        size=transport.size,
+        local_rank=transport.rank,
+        local_size=transport.size,
+        device=torch.device("cpu"),
+        role=role,
+        transport=transport,
+    )
+
+
+def run_job(
+    make_model: Callable[[], nn.Module],
+    make_optimizer: Callable[[nn.Module], torch.optim.Optimizer],
+    policy: Policy,
+    train: Train,
+    *,
+    workers: int,
+    delivery: float = 0.0,
+    **options: Any,
+) -> Job:
+    """Runs `train(model, optimizer, worker)` on every worker and serves; `options` go to DistributedOptimizer."""
+
+    models = [make_model() for _ in range(workers + 1)]  # here, since torch's generator is shared by all threads
+
+    def main(transport: InprocTransport) -> tuple[nn.Module, RunStats | None]:
+        context = make_context(transport)
+        model = models[transport.rank]
+        kept = {"stall_timeout": 20.0} | options
+        optimizer = DistributedOptimizer(make_optimizer(model), model=model, policy=policy, context=context, **kept)
+        if context.worker_rank is None:
+            return model, optimizer.serve()
+        with optimizer:
+            train(model, optimizer, context.worker_rank)
+        return model, None
+
+    (server, stats), *rest = run_ranks(main, workers + 1, delivery=delivery)
+    assert stats is not None
+    return Job(server, stats, [model for model, _ in rest])
