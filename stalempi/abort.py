@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import dis
 import os
 import sys
 import threading
 import time
 import traceback
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import NoReturn
 
 from mpi4py import MPI
@@ -25,7 +26,11 @@ _GRACE, _LONGEST_GRACE = 0.5, 4.0
 # A launcher that sees a rank abort no longer reads what the rank has written: give it the time to (s).
 _DELIVERY = 0.3
 
+_NOT_CALLED = object()
+
 _installed = False
+_program: FrameType  # where the main program runs
+_status: object = _NOT_CALLED  # what `sys.exit` was last called with
 
 
 def install() -> None:
@@ -34,10 +39,11 @@ def install() -> None:
     Without this the other ranks of a plain `mpirun python script.py` wait for the failed one for ever. At a normal end
     of the program, what the user has left open is closed.
     """
-    global _installed  # noqa: PLW0603 - hooks are global by nature
+    global _installed, _program  # noqa: PLW0603 - hooks are global by nature
     if _installed:
         return
     _installed = True
+    _program = _outermost_frame()
     sys.excepthook = _on_exception
     threading.excepthook = _on_thread_exception
     sys.exit = _exit
@@ -87,14 +93,34 @@ def _on_exception(
 
 
 def _on_thread_exception(args: threading.ExceptHookArgs) -> None:
-    fail(args.exc_value or args.exc_type())
+    error = args.exc_value or args.exc_type()
+    if not isinstance(error, SystemExit):
+        fail(error)
+    if _is_failure(error.code):
+        _abort_quietly(error.code)
 
 
 def _exit(status: object = None, /) -> NoReturn:
-    """Stands in for `sys.exit`: a status that says failure ends the job, once everything has been unwound."""
-    if status not in (None, 0):
-        atexit.register(_abort_quietly, status)
+    """Stands in for `sys.exit`: a status that says failure ends the job, unless somebody catches the exception."""
+    global _status  # noqa: PLW0603
+    _status = status
     raise SystemExit(status)
+
+
+def _is_failure(status: object) -> bool:
+    return status is not _NOT_CALLED and status not in (None, 0)
+
+
+def _outermost_frame() -> FrameType:
+    frame = sys._current_frames()[threading.main_thread().ident or 0]
+    while frame.f_back:
+        frame = frame.f_back
+    return frame
+
+
+def _ran_to_its_end() -> bool:
+    """Whether the main program returned; else a SystemExit, which no hook is told of, has cut it short."""
+    return "RETURN" in dis.opname[_program.f_code.co_code[_program.f_lasti]]
 
 
 def _abort_quietly(status: object) -> None:
@@ -105,7 +131,12 @@ def _abort_quietly(status: object) -> None:
 
 
 def _at_end() -> None:
-    for job in reversed(context.open_jobs):
+    if not _ran_to_its_end():
+        if _is_failure(_status):
+            _abort_quietly(_status)
+        if _status is _NOT_CALLED and context.open_jobs:
+            fail(StalempiError("SystemExit left the program with its optimizer open: call optimizer.close() before"))
+    for job in reversed(list(context.open_jobs)):
         try:
             job.finish()
         except StalempiError as error:

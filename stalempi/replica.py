@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -173,8 +173,3 @@ def _like(old: Any, numbers: Sequence[float]) -> object:
     if isinstance(old, Tensor):
         return torch.full_like(old, numbers[0])
     return type(old)(numbers[0])
-
-
-def initial_options(options: Mapping[str, object]) -> list[str]:
-    """Returns options as lines for `difference`."""
-    return [f"{key} {value}" for key, value in options.items()]

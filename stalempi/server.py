@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -12,19 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stalempi.correction import Correction
-from stalempi.errors import ConfigError, NonFiniteError, ProtocolError, StallError
+from stalempi.errors import ConfigError, NonFiniteError, ProtocolError
 from stalempi.master import MasterCopy
 from stalempi.policy import CachedSSP
 from stalempi.policy.base import Apply, Continue, Decision, Drop, Event, Leave, Policy, Push, Release
 from stalempi.replica import Replica
+from stalempi.silence import CHECK_EVERY, Silence
 from stalempi.slots import Slot, combine_buffers, weighted_mean
 from stalempi.stats import RunStats, WorkerStats
 from stalempi.transport.base import ServerEnd, Transport
 from stalempi.transport.message import Flag, Header, Kind
 
 __all__ = ["Server", "ServerOptions"]
-
-logger = logging.getLogger("stalempi.server")
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,7 @@ class Server:
             [slot.packet for slot in self._slots], [slot.release_header for slot in self._slots]
         )
         self._master = MasterCopy(replica, self._end.settle)
-        self._hyper, self._factor = np.array(replica.read_hyper()), 1.0
+        self._hyper, self._factor = np.array(replica.read_hyper()), math.nan
         self._correction = correction
         if correction and isinstance(policy, CachedSSP):
             raise ConfigError(f"correction {correction.name} needs releases, but {policy} lets workers do without")
@@ -105,15 +103,15 @@ class Server:
         """Serves until every worker has left; the model then holds the final parameters and running statistics."""
         now = self.options.now()
         self.stats.started = now
-        for slot, stats in zip(self._slots, self.stats.workers, strict=True):
-            slot.heard = stats.started = now
+        for stats in self.stats.workers:
+            stats.started = now
+        limits = {"warning": self.options.stall_warning, "timeout": self.options.stall_timeout}
+        self._silence = Silence(len(self._slots), now, **limits)
         self.policy.start(len(self._slots), now)  # everybody has the first parameters since joining
         while self.policy.clocks.num_active:
-            arrived = self._end.receive(timeout=0.5)
-            for worker in arrived:
+            for worker in self._end.receive(timeout=CHECK_EVERY):
                 self._handle(worker, self.options.now())
-            if not arrived:
-                self._check_silence(self.options.now())
+            self._silence.check(self.policy, self.options.now())
         self.stats.ended = self.options.now()
         self._end.close(self.options.stall_timeout)
         self.combine_buffers()
@@ -127,7 +125,8 @@ class Server:
     def _handle(self, worker: int, now: float) -> None:
         slot, stats = self._slots[worker], self.stats.workers[worker]
         header = Header.unpack(slot.packet.header)
-        slot.heard, slot.warned, stats.ended = now, False, now
+        stats.ended = now
+        self._silence.broken(worker, now)
         if not math.isnan(header.waited):
             stats.waited += header.waited
         event: Event
@@ -235,18 +234,4 @@ class Server:
         )
         header.pack_into(slot.release_header)
         self._end.release(worker, self._master.parts, empty=empty)
-        slot.heard = self.options.now()
-
-    def _check_silence(self, now: float) -> None:
-        for worker, slot in enumerate(self._slots):
-            silent = now - slot.heard
-            if not self.policy.is_running(worker) or silent < self.options.stall_warning:
-                continue
-            step = self.stats.workers[worker].iterations
-            where = f"worker {worker} (rank {worker + 1}) has been silent for {silent:.0f} s since step {step}"
-            if silent >= self.options.stall_timeout:
-                raise StallError(f"{where}: it is stuck or gone; raise stall_timeout if its steps take that long")
-            if not slot.warned:
-                slot.warned = True
-                waiting = [str(w) for w in self.policy.clocks.workers() if not self.policy.is_running(w)]
-                logger.warning("%s; waiting for it: workers %s", where, ", ".join(waiting) or "none")
+        self._silence.broken(worker, self.options.now())

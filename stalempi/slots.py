@@ -25,8 +25,6 @@ class Slot:
         release_header: where the header of the worker's next release is written.
         push: the header of the push that waits to be applied.
         version: updates in the parameters that the worker has.
-        heard: when the worker last pushed or was released, seconds.
-        warned: whether its silence has been reported.
     """
 
     def __init__(self, replica: Replica) -> None:
@@ -38,8 +36,6 @@ class Slot:
         self.release_header = bytearray(HEADER_BYTES)
         self.push: Header | None = None
         self.version = 0
-        self.heard = 0.0
-        self.warned = False
 
     def take(self) -> Header:
         """Returns the header of the push that waits, which then no longer does."""

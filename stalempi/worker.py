@@ -5,11 +5,12 @@ from __future__ import annotations
 import cmath
 import math
 import time
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from stalempi.errors import ProtocolError, StallError
+from stalempi.errors import ConfigError, ProtocolError, StallError
 from stalempi.replica import Replica
 from stalempi.transport.base import Packet, Transport, WorkerEnd
 from stalempi.transport.message import HEADER_BYTES, Flag, Header, Kind
@@ -24,6 +25,7 @@ class Worker:
         replica: the model that the user computes gradients with; a release is received straight into it.
         transport: reaches the server.
         stall_timeout: seconds without a release before StallError.
+        schedule: the server's factor of the learning rate, for the steps that this worker takes alone.
 
     Attributes:
         step_count: this worker's clock: pushes so far.
@@ -31,12 +33,20 @@ class Worker:
         global_samples: samples of all workers that the server has applied.
         stopping: whether the server says that enough samples have been applied.
         waited: seconds spent waiting for the latest release.
+        owed: whether a push is out and its release has not come.
     """
 
-    def __init__(self, replica: Replica, transport: Transport, *, stall_timeout: float) -> None:
+    def __init__(
+        self,
+        replica: Replica,
+        transport: Transport,
+        *,
+        stall_timeout: float,
+        schedule: Callable[[int], float] | None = None,
+    ) -> None:
         self.replica = replica
         self.gradients = replica.params.like()
-        self._rank, self._stall_timeout = transport.rank, stall_timeout
+        self._rank, self._stall_timeout, self._schedule = transport.rank, stall_timeout, schedule
         self._push = replica.push_packet(self.gradients, replica.buffers)
         self._release = Packet(HEADER_BYTES, replica.release_parts())
         self._hyper, self._touched = replica.hyper(self._push), replica.touched(self._push)
@@ -44,9 +54,9 @@ class Worker:
         self.step_count = self.version = self.global_samples = 0
         self.stopping = False
         self.waited = 0.0
-        self._owed = False  # a push is out and its release has not come
+        self.owed = False
         self._was_touched = [False] * len(replica.trained)
-        self._watch()
+        self._watched = [False] * len(replica.trained)
         self.zero_grad()
 
     def _watch(self) -> None:
@@ -56,11 +66,13 @@ class Worker:
             self._was_touched[place] = True
 
         for place, parameter in enumerate(self.replica.trained):
-            if parameter.requires_grad:
+            if parameter.requires_grad and not self._watched[place]:  # one that was frozen may have thawed
+                self._watched[place] = True
                 parameter.register_post_accumulate_grad_hook(lambda _, place=place: note(place))
 
     def zero_grad(self) -> None:
         """Sets all gradients to zero and makes them views of the flat storage again."""
+        self._watch()
         self.gradients.zero()
         for parameter, view in zip(self.replica.trained, self.gradients.views, strict=True):
             parameter.grad = view
@@ -69,21 +81,24 @@ class Worker:
     def step(self, *, samples: int, loss: float = math.nan) -> None:
         """Pushes the gradient, which stands for `samples` samples, and returns with the new parameters in the model.
 
-        Raises StallError if the server is silent, ProtocolError if its release does not fit.
+        Raises ConfigError without samples, StallError if the server is silent, ProtocolError if a release does not fit.
         """
+        if samples < 1:
+            raise ConfigError(f"a gradient stands for at least 1 sample, got {samples}: leave out steps without data")
         self._collect()
         self._hyper[:] = self.replica.read_hyper()
         header = self._header(Kind.PUSH, samples=samples, nbytes=self._push.parts.nbytes, loss=loss)
         header.flags = Flag.NONE if self._is_finite() else Flag.NONFINITE
         header.step = self.step_count = self.step_count + 1
         header.pack_into(self._push.header)
-        self._owed = True
+        self._pushed = header
+        self.owed = True
         self._end.push()
         self._await_release()
 
     def leave(self) -> None:
         """Tells the server that this worker has no more data; returns once that is on its way."""
-        if self._owed:
+        if self.owed:
             self._await_release()
         self._header(Kind.LEAVE).pack_into(self._push.header)
         if not self._end.leave(self._stall_timeout):
@@ -108,12 +123,15 @@ class Worker:
         """Makes the flat gradients hold what the parameters' `.grad` hold, however the user has set those."""
         for place, (parameter, view) in enumerate(zip(self.replica.trained, self.gradients.views, strict=True)):
             gradient: Tensor | None = parameter.grad
-            if gradient is view:
-                self._touched[place] = self._was_touched[place]
-                continue
-            self._touched[place] = gradient is not None
-            view.zero_() if gradient is None else view.copy_(gradient)
-            parameter.grad = view
+            if gradient is None:
+                view.zero_()
+            elif gradient is not view:
+                view.copy_(gradient.to_dense())
+                parameter.grad = view
+                self._was_touched[place] = True
+            elif parameter.requires_grad and not self._watched[place]:
+                self._was_touched[place] = bool(view.any())  # thawed since zero_grad
+            self._touched[place] = gradient is not None and self._was_touched[place]
 
     def _is_finite(self) -> bool:
         """One pass over each storage: a sum is finite only if every element is (or the sum itself overflows)."""
@@ -126,19 +144,28 @@ class Worker:
                 f"rank {self._rank} step {self.step_count}: no release from the server within {self._stall_timeout:g} s"
             )
         self.waited = time.perf_counter() - began
-        self._owed = False
+        self.owed = False
         header = Header.unpack(self._release.header)
         if header.step != self.step_count or header.layout != self.replica.layout:
             raise ProtocolError(f"rank {self._rank} step {self.step_count}: got the release of step {header.step}")
         self.version, self.global_samples = header.version, header.samples
         self.stopping = bool(header.flags & Flag.STOP)
-        if not header.nbytes:
+        if not header.nbytes and not self._pushed.flags & Flag.NONFINITE:
             self._step_alone()
 
     def _step_alone(self) -> None:
-        """Goes on with the parameters it has, its own update made here (read-my-writes of cached SSP)."""
+        """Goes on with the parameters it has, its own update made here as the server made it (read-my-writes)."""
+        gradients = [parameter.grad for parameter in self.replica.trained]
         for parameter, has_gradient in zip(self.replica.trained, self._touched, strict=True):
             if not has_gradient:
                 parameter.grad = None
+        groups = self.replica.optimizer.param_groups
+        rates = [group["lr"] for group in groups]
+        factor = self._schedule(self.global_samples - self._pushed.samples) if self._schedule else 1.0
+        for group in groups:
+            group["lr"] = group["lr"] * factor
         self.replica.optimizer.step()
-        self.zero_grad()
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate
+        for parameter, gradient in zip(self.replica.trained, gradients, strict=True):
+            parameter.grad = gradient

@@ -67,7 +67,7 @@ def test_bsp_weights_gradients_by_the_samples_they_stand_for() -> None:
 
 
 @pytest.mark.parametrize("policy", [ASP(), SSP(2), BSP()], ids=str)
-def test_every_worker_ends_with_parameters_of_the_server(policy: ASP | SSP | BSP) -> None:
+def test_uneven_workers_all_push_what_they_have(policy: ASP | SSP | BSP) -> None:
     x, y = data(8)
 
     def train(model: nn.Module, optimizer: DistributedOptimizer, worker: int) -> None:
@@ -77,7 +77,8 @@ def test_every_worker_ends_with_parameters_of_the_server(policy: ASP | SSP | BSP
     job = run_job(make_model, momentum, policy, train, workers=3)
     assert [worker.iterations for worker in job.stats.workers] == [5, 8, 11]
     assert sum(worker.applied for worker in job.stats.workers) == 24
-    assert largest_difference(job.model, job.workers[2]) == 0.0
+    if isinstance(policy, BSP):  # only here is the last release sure to come after the last update
+        assert largest_difference(job.model, job.workers[2]) == 0.0
 
 
 class TwoHeads(nn.Module):

@@ -116,11 +116,26 @@ def test_a_worker_that_goes_on_alone_takes_the_step_that_the_server_takes() -> N
         for _ in range(6):
             given = ones(model)
             optimizer.step(samples=4)
-            assert all(bool((p.grad == g).all()) for p, g in zip(model.parameters(), given, strict=True))
+            for parameter, gradient in zip(model.parameters(), given, strict=True):
+                assert parameter.grad is not None
+                assert torch.equal(parameter.grad, gradient)
 
     job = run_job(
         lambda: nn.Linear(2, 1), plain, CachedSSP(2), train, workers=1, schedule=lambda samples: 1 / (1 + samples)
     )
+    assert_same(job.model, job.workers[0])
+
+
+def test_a_worker_does_not_take_alone_the_step_that_the_server_skipped() -> None:
+    def train(model: nn.Module, optimizer: DistributedOptimizer, worker: int) -> None:
+        for step in range(3):
+            for gradient in ones(model):
+                gradient.fill_(float("nan") if step == 1 else 1.0)
+            optimizer.step()
+
+    job = run_job(lambda: nn.Linear(2, 1), plain, CachedSSP(5), train, workers=1, nonfinite="skip")
+    assert job.stats.updates == 2
+    assert all(bool(parameter.isfinite().all()) for parameter in job.workers[0].parameters())
     assert_same(job.model, job.workers[0])
 
 
@@ -165,8 +180,8 @@ def test_a_worker_whose_server_is_silent_does_not_wait_for_it_again_to_leave() -
         if context.is_server:
             return 0.0
         began = time.monotonic()
+        ones(model)
         with pytest.raises(StallError, match="no release from the server within 1 s") as caught, optimizer:
-            ones(model)
             optimizer.step()
         assert caught.value.__context__ is None
         return time.monotonic() - began

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from stalempi.bench.picture import draw, need_matplotlib
+from stalempi.bench.real import RealRuns
 from stalempi.bench.report import check_writable
 from stalempi.bench.table import markdown, screen_tables
 from stalempi.bench.virtual import (
@@ -34,6 +35,7 @@ from stalempi.simulate.clairvoyant import clairvoyant
 from stalempi.simulate.figures import Figures
 from stalempi.simulate.learning import Recipe, learn
 from stalempi.simulate.network import Network
+from stalempi.simulate.scenarios import find_scenario
 from stalempi.simulate.sweep import Outcome, Row, parse_policies, parse_policy, sweep
 from stalempi.simulate.timing import Limit, simulate
 from stalempi.simulate.workload import Workload
@@ -83,11 +85,12 @@ class _Setting:
 @learning_options
 @click.option("--target", type=click.FloatRange(0, 1), help="Accuracy whose time is measured [default: 0.95].")
 @click.option("--seconds", type=_positive, help="Virtual seconds; not with --learn [default: 2000 iterations].")
+@click.option("--real", is_flag=True, help="Train for real, under mpirun, with a scenario's delays as sleeps.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Write table, picture and figures here.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @click.pass_context
 def compare(context: click.Context, /, **words: Any) -> None:
-    """Compare policies over seeds, under a virtual clock.
+    """Compare policies over seeds, under a virtual clock or, with --real, in jobs of stalempi-bench train.
 
     A policy is written as bsp[:BACKUP], asp, ssp:BOUND, ssp-cached:BOUND or
     dssp:LOWER:UPPER[:CONTROLLER[:PREDICTOR]]. All meet the same delays. The row "clairvoyant" is the best that a policy
@@ -99,17 +102,47 @@ def compare(context: click.Context, /, **words: Any) -> None:
         raise ConfigError("--learn compares runs of as many --samples: leave --seconds out")
     if "learn" not in given and "target" in given:
         raise ConfigError("--target is an accuracy: add --learn digits")
+    real = words.pop("real")
+    if real:
+        _check_real(given, words)
     out, as_json, seeds = words.pop("out"), words.pop("as_json"), range(words.pop("seeds"))
     target = words.pop("target") or 0.95
     labels = parse_policies(words.pop("policies"))
     if out:
         need_matplotlib()
         check_writable(out)
+    runs = _real_runs(words) if real else None
     setting = _setting(words)
     with plain_warnings():
-        rows = sweep(labels, seeds, _reporting(setting.run))
-    rows += [replace(row, is_bound=True) for row in sweep(_bounds(labels), seeds, setting.run)]
+        rows = sweep(labels, seeds, _reporting(runs.run if runs else setting.run))
+    if not real:  # nobody knows the future of a real run
+        rows += [replace(row, is_bound=True) for row in sweep(_bounds(labels), seeds, setting.run)]
     _finish(rows, setting, target=target, out=out, as_json=as_json)
+
+
+def _check_real(given: set[str], words: dict[str, Any]) -> None:
+    """Raises ConfigError where a real run has no use for an option, or lacks one."""
+    if "learn" not in given:
+        raise ConfigError("--real trains: say on what, as in --learn digits")
+    virtual = given & {"compute", "intervals", "latency_ms", "bandwidth", "service_ms"}
+    if virtual:
+        raise ConfigError(f"--{virtual.pop().replace('_', '-')} is of the virtual clock: leave it out beside --real")
+    if (words["scenario"] or "stalls") == "dies":
+        raise ConfigError("--scenario dies is of the virtual clock: a lost rank ends an MPI job")
+
+
+def _real_runs(words: Mapping[str, Any]) -> RealRuns:
+    scenario = find_scenario(words["scenario"] or "stalls")
+    options = {
+        "scenario": scenario.name,
+        "iteration-ms": words["iteration_ms"],
+        "dataset": words["learn"],
+        "data-dir": words["data_dir"],
+        "evaluate-every": max(1, words["samples"] // 40),
+    }
+    options |= {key.replace("_", "-"): words[key] for key in ("model", "samples", "batch_size", "lr", "momentum")}
+    given = [word for key, value in options.items() if value is not None for word in (f"--{key}", str(value))]
+    return RealRuns(1 + (words["workers"] or scenario.num_workers), [*given, "--lr-decay", words["lr_decay"]])
 
 
 def _setting(words: dict[str, Any]) -> _Setting:

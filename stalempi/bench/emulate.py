@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from stalempi.errors import ConfigError
 
@@ -27,25 +27,40 @@ def parse_slow(specs: Sequence[str], ranks: int) -> dict[int, float]:
 
 
 class Pace:
-    """Stretches a worker's iterations.
+    """Stretches a worker's iterations; the time that one really takes is the least that it can be given.
 
     Args:
         factor: how many times longer an iteration takes.
-        emulate_ms: milliseconds that a sample takes, instead of the time that it really took (which is the least).
+        emulate_ms: milliseconds that a sample takes instead.
+        scenario: seconds that the iteration takes instead which begins so many seconds after the first.
     """
 
-    def __init__(self, factor: float = 1.0, emulate_ms: float | None = None) -> None:
-        self._factor, self._emulate_ms = factor, emulate_ms
+    def __init__(
+        self,
+        factor: float = 1.0,
+        emulate_ms: float | None = None,
+        *,
+        scenario: Callable[[float], float] | None = None,
+    ) -> None:
+        self._factor, self._emulate_ms, self._scenario = factor, emulate_ms, scenario
+        self._first: float | None = None
         self._began = 0.0
 
     def begin(self) -> None:
         """Marks the start of an iteration's computation."""
         self._began = time.perf_counter()
+        if self._first is None:
+            self._first = self._began
 
     def end(self, samples: int) -> None:
         """Sleeps until the iteration has taken as long as it is to take."""
         took = time.perf_counter() - self._began
-        own = took if self._emulate_ms is None else samples * self._emulate_ms / 1e3
-        remains = own * self._factor - took
+        remains = self._own(samples, took) * self._factor - took
         if remains > 0:
             time.sleep(remains)
+
+    def _own(self, samples: int, took: float) -> float:
+        if self._scenario is not None:
+            assert self._first is not None, "begin comes first"
+            return self._scenario(self._began - self._first)
+        return took if self._emulate_ms is None else samples * self._emulate_ms / 1e3

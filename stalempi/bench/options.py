@@ -14,7 +14,7 @@ __all__ = ["parse_shares", "policy_from", "policy_options"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_NAMES = ("bound", "lower", "upper", "controller", "backup")
+_NAMES = ("bound", "lower", "upper", "controller", "predictor", "backup")
 _DEFAULTS: dict[str, dict[str, int]] = {"dssp": {"lower": 3, "upper": 15}}
 
 
@@ -22,6 +22,7 @@ def policy_options(function: F) -> F:
     """Adds --policy and the options of every policy to a click command."""
     for option in (
         click.option("--backup", type=int, help="bsp: a round goes on without the slowest BACKUP workers."),
+        click.option("--predictor", help="dssp: last, ema[:b] or mean-std[:z], of a worker's next interval."),
         click.option("--controller", type=click.Choice(list(CONTROLLERS)), help="dssp: how the threshold is chosen."),
         click.option("--upper", type=int, help="dssp: largest staleness threshold [default: 15]."),
         click.option("--lower", type=int, help="dssp: smallest staleness threshold [default: 3]."),

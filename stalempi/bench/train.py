@@ -16,6 +16,7 @@ from stalempi.bench.report import check_writable
 from stalempi.bench.training import TrainOptions, run_rank
 from stalempi.correction import CORRECTIONS
 from stalempi.errors import ConfigError
+from stalempi.simulate.scenarios import SCENARIOS
 from stalempi.train.datasets import DATASETS
 
 __all__ = ["train"]
@@ -50,6 +51,11 @@ _count = click.IntRange(min=1)
 @click.option("--device", help="cpu, cuda or cuda:N [default: a GPU where there is one].")
 @click.option("--slow", multiple=True, metavar="RANK=FACTOR", help="Make a worker slower. Repeatable.")
 @click.option("--emulate-ms", type=_positive, help="A sample takes this long instead (sleep).")
+@click.option(
+    "--scenario", type=click.Choice(list(SCENARIOS)), help="Iterations take as long as in this scenario (sleep)."
+)
+@click.option("--iteration-ms", type=_positive, default=100.0, show_default=True, help="Of an undisturbed one in it.")
+@click.option("--evaluate-every", type=_count, help="Test the model every so many global samples, after training.")
 @click.option("--stall-timeout", type=_positive, help="Seconds after which a silent rank ends the job [default: 600].")
 @click.option("--trace", type=click.Path(path_type=Path, dir_okay=False), help="Write every event to this file.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Write result.json and model.pt here.")

@@ -15,11 +15,15 @@ from torch import nn
 
 import stalempi
 from stalempi.bench.emulate import Pace, parse_slow
+from stalempi.bench.gallery import Gallery
 from stalempi.bench.progress import Display
 from stalempi.bench.report import check_writable, environment, print_summary, write_results
+from stalempi.bench.virtual import plain_warnings
 from stalempi.correction import Correction, make_correction
 from stalempi.errors import ConfigError
 from stalempi.policy import Decision, Event, Policy
+from stalempi.simulate.learning import Point
+from stalempi.simulate.scenarios import find_scenario
 from stalempi.stats import RunStats
 from stalempi.trace import Recorder
 from stalempi.train.datasets import load_dataset
@@ -55,6 +59,9 @@ class TrainOptions:
     device: str | None
     slow: tuple[str, ...]
     emulate_ms: float | None
+    scenario: str | None
+    iteration_ms: float
+    evaluate_every: int | None
     stall_timeout: float | None
     trace: Path | None
     out: Path | None
@@ -62,6 +69,10 @@ class TrainOptions:
     def __post_init__(self) -> None:
         self.schedule(1_000_000)
         check_model_name(self.model)
+        if self.scenario and self.emulate_ms:
+            raise ConfigError("give one of --scenario and --emulate-ms: both say how long an iteration takes")
+        if self.scenario and find_scenario(self.scenario).dies:
+            raise ConfigError(f"--scenario {self.scenario} is for simulate and compare: a lost rank ends an MPI job")
         if self.data_dir is not None and not self.data_dir.is_dir() and not self.download:
             raise ConfigError(f"--data-dir {self.data_dir} is not a folder: give the one that holds the data set")
         if self.data_dir is None and self.dataset not in ("digits", "synthetic"):
@@ -112,8 +123,25 @@ def run_rank(options: TrainOptions, ranks: int | None) -> None:
     if context.is_server:
         _serve(options, data, model)
     else:
-        pace = Pace(slow.get(context.rank, 1.0), options.emulate_ms)
+        pace = Pace(slow.get(context.rank, 1.0), options.emulate_ms, scenario=_scenario(options))
         _work(options, data, model, pace)
+
+
+def _scenario(options: TrainOptions) -> Callable[[float], float] | None:
+    """Returns how long this worker's iterations take by the scenario, in seconds; the same draws as when simulated."""
+    context = stalempi.init()
+    if options.scenario is None:
+        return None
+    scenario, unit = find_scenario(options.scenario), options.iteration_ms / 1e3
+    workload = scenario.workload(context.num_workers, seed=options.seed, horizon=1.0, unit=unit)
+
+    def seconds(now: float) -> float:
+        assert context.worker_rank is not None
+        found = workload.compute(context.worker_rank, now)
+        assert found is not None, "a scenario never runs out"
+        return found
+
+    return seconds
 
 
 def _distribute(
@@ -186,9 +214,13 @@ def _serve(options: TrainOptions, data: ImageData, model: nn.Module) -> None:
                 Display(options.total_samples(data), lambda: optimizer.stats, lambda: _largest_gap(options.policy))
             )
         )
+        gallery = Gallery(optimizer, options.evaluate_every)
+        watchers.append(gallery)
+        stack.enter_context(plain_warnings())
         stats = optimizer.serve()
     accuracy, loss = evaluate(model, data.test, device=context.device)
-    _finish(options, model, stats, accuracy=accuracy, loss=loss)
+    last = Point(stats.seconds, stats.samples, accuracy, loss)
+    _finish(options, model, stats, [*gallery.examine(model, data.test, context.device), last])
 
 
 def _print_start(options: TrainOptions, data: ImageData) -> None:
@@ -203,8 +235,9 @@ def _largest_gap(policy: Policy) -> int:
     return max((policy.clocks.gap(worker) for worker in policy.clocks.workers()), default=0)
 
 
-def _finish(options: TrainOptions, model: nn.Module, stats: RunStats, *, accuracy: float, loss: float) -> None:
+def _finish(options: TrainOptions, model: nn.Module, stats: RunStats, curve: list[Point]) -> None:
     context = stalempi.init()
+    accuracy, loss = curve[-1].accuracy, curve[-1].loss
     if not math.isfinite(loss):
         raise stalempi.NonFiniteError(f"the test loss is {loss}: training diverged; lower --lr")
     headline = {
@@ -213,6 +246,7 @@ def _finish(options: TrainOptions, model: nn.Module, stats: RunStats, *, accurac
     }
     labels = [f"--slow {spec}" for spec in options.slow]
     labels += [f"--emulate-ms {options.emulate_ms:g}"] if options.emulate_ms else []
+    labels += [f"--scenario {options.scenario} --iteration-ms {options.iteration_ms:g}"] if options.scenario else []
     if labels:
         headline["emulated"] = ", ".join(labels)
     print_summary(stats, headline)
@@ -221,6 +255,7 @@ def _finish(options: TrainOptions, model: nn.Module, stats: RunStats, *, accurac
     figures = stats.report()
     result: dict[str, object] = {"accuracy": accuracy, "loss": loss, "train_loss": figures.pop("loss"), **figures}
     result |= {
+        "curve": [asdict(point) for point in curve],
         "emulated": labels,
         "options": options.report(),
         "environment": environment(context.transport.description),

@@ -6,6 +6,8 @@ import copy
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +27,9 @@ from stalempi.train.models import build_model
 from stalempi.train.sampler import DistributedSampler
 from stalempi.train.schedule import Constant, Schedule, StepDecay
 
-__all__ = ["Learned", "Point", "Recipe", "learn"]
+__all__ = ["Learned", "Point", "RateBy", "Recipe", "learn"]
 
+RateBy = Literal["samples", "fastest"]
 Observe = Callable[[Event, list[Decision]], None]
 
 
@@ -43,6 +46,9 @@ class Recipe:
         decay: shares of `samples` at which the learning rate is divided by 10 (law 11); empty for never.
         evaluate_every: global samples between two evaluations.
         seconds: virtual time at which the run is cut off.
+        rate_by: what the learning rate is a function of. "samples": global samples. "fastest": the samples that there
+            would be if every worker were as far as the fastest, which is what a schedule by the fastest worker's own
+            epochs amounts to; to show what it does to a comparison (papers.md 1.6).
     """
 
     data: ImageData
@@ -55,6 +61,7 @@ class Recipe:
     decay: tuple[float, ...] = (2 / 3, 5 / 6)
     evaluate_every: int = 1_000
     seconds: float = math.inf
+    rate_by: RateBy = "samples"
 
     def __post_init__(self) -> None:
         for name in ("samples", "batch_size", "evaluate_every", "lr", "seconds"):
@@ -148,7 +155,10 @@ class _Run:
         replica = _replica(model, recipe)
         sizes = replace(network, push_bytes=_push_bytes(replica), release_bytes=replica.release_parts().nbytes)
         self._job = job = VirtualJob(workload, sizes, seconds=recipe.seconds)
-        options = ServerOptions(total_samples=recipe.samples, schedule=recipe.schedule(), now=lambda: job.now)
+        schedule = recipe.schedule()
+        by_fastest = partial(_by_fastest, schedule, policy, recipe.batch_size)
+        chosen = schedule if recipe.rate_by == "samples" else by_fastest
+        options = ServerOptions(total_samples=recipe.samples, schedule=chosen, now=lambda: job.now)
         self._server = Server(replica, policy, VirtualTransport(job, 0), options=options, observe=self._see)
         self._examiner = _Examiner(recipe, job, self._server)
         for number, theirs in enumerate(copies):
@@ -195,6 +205,10 @@ def _replica(model: nn.Module, recipe: Recipe) -> Replica:
 
 def _push_bytes(replica: Replica) -> int:
     return replica.push_packet(replica.params.like(), replica.buffers).parts.nbytes
+
+
+def _by_fastest(schedule: Schedule, policy: Policy, batch_size: int, _: int) -> float:
+    return schedule(policy.clocks.most * batch_size * len(policy.clocks.counts))
 
 
 def _endless(loader: DataLoader) -> Iterator[tuple[Tensor, Tensor]]:

@@ -91,7 +91,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 self._replica, policy, self._context.transport, options=options, correction=correction, observe=observe
             )
         else:
-            self._worker = Worker(self._replica, self._context.transport, stall_timeout=2 * timeout)
+            self._worker = Worker(self._replica, self._context.transport, stall_timeout=2 * timeout, schedule=schedule)
             self._seen = count_samples(model)
         contexts.open_jobs.append(self)
 
@@ -155,9 +155,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
         worker.step(samples=samples if samples is not None else max(1, seen), loss=loss)
         return result
 
+    def snapshot(self) -> dict[str, torch.Tensor]:
+        """Returns a copy of the model's state_dict as it is now, running statistics combined (server only)."""
+        self._need_server("snapshot").combine_buffers()
+        return {name: value.detach().clone() for name, value in self._replica.model.state_dict().items()}
+
     def serve(self) -> RunStats:
         """Serves until every worker has left; the model then holds the result (server only)."""
-        stats = self._need_server("serve").serve()
+        server = self._need_server("serve")
+        if self._closed:
+            raise ConfigError("this optimizer has served already: construct another one for another job")
+        stats = server.serve()
         self._retire()
         return stats
 
@@ -184,7 +192,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        fruitless = error is not None and self._worker is not None and self._worker.owed  # it has waited for it already
+        if not (fruitless or isinstance(error, SystemExit)):  # what an exit means is judged at the end of the program
+            self.close()
 
     def _need_server(self, what: str) -> Server:
         if self._server is None:

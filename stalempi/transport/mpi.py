@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import numpy as np
 from mpi4py import MPI
@@ -229,7 +229,8 @@ class _MpiServerEnd(ServerEnd):
 
 
 def _start(requests: Requests) -> None:
-    MPI.Prequest.Startall(requests)  # type: ignore[arg-type]  # all of ours are persistent
+    for request in requests:  # parts share a tag, so they match in this order; MPI_Startall may take any
+        cast("MPI.Prequest", request).Start()
 
 
 def _never() -> bool:

@@ -1,0 +1,110 @@
+"""Bad input ends stalempi-bench train with exit code 2 and one line that says what to do, before anything starts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stalempi.bench.main import main
+
+LAUNCHER = (
+    '#!/bin/sh\necho "$*" >> "$(dirname "$0")/called"\n[ "$1" = --version ] && echo "mpirun (Open MPI) 5.0"\nexit 0\n'
+)
+
+
+@pytest.fixture
+def called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Returns the file in which the launcher of this test notes each call of it."""
+    launcher = tmp_path / "mpirun"
+    launcher.write_text(LAUNCHER)
+    launcher.chmod(0o755)
+    for name in [name for name in os.environ if name.startswith(("OMPI_", "PMI", "MPI_", "STALEMPI_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("STALEMPI_MPIEXEC", str(launcher))
+    monkeypatch.delitem(sys.modules, "stalempi.abort", raising=False)  # as in a process that is no rank
+    return tmp_path / "called"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("", "how many ranks to start, as in -n 3"),
+        ("-n 1", "-n 1: a job needs at least 2 ranks"),
+        ("-n -3", "-n -3: a job needs at least 2 ranks"),
+        ("-n three", "'three' is not a valid integer"),
+        ("-n 3 --policy fast", "'fast' is not one of"),
+        ("-n 3 --lower 5 --upper 4", "lower"),
+        ("-n 3 --policy ssp --bound -1", "bound"),
+        ("-n 3 --policy ssp", "policy ssp needs bound"),
+        ("-n 3 --policy asp --bound 2", "policy asp has no option bound"),
+        ("-n 3 --policy bsp --backup -1", "backup"),
+        ("-n 3 --controller psychic", "'psychic' is not one of"),
+        ("-n 3 --out /proc/nowhere", "--out /proc/nowhere cannot be written"),
+        ("-n 3 --data-dir /no/such/folder", "--data-dir /no/such/folder is not a folder"),
+        ("-n 3 --dataset cifar10", "--dataset cifar10 needs --data-dir"),
+        ("-n 3 --dataset mnist2", "'mnist2' is not one of"),
+        ("-n 3 --model resnet51", "did you mean resnet"),
+        ("-n 3 --slow 2", "--slow takes RANK=FACTOR"),
+        ("-n 3 --slow 3=2", "workers are ranks 1 to 2"),
+        ("-n 3 --slow 1=0.5", "a factor below 1"),
+        ("-n 3 --lr-decay half", "expected shares such as 0.5,0.75"),
+        ("-n 3 --lr-decay 0.5,1.5", "1.5"),
+        ("-n 3 --lr 0", "0.0 is not in the range"),
+        ("-n 3 --lr -0.1", "-0.1 is not in the range"),
+        ("-n 3 --momentum 1", "1.0 is not in the range"),
+        ("-n 3 --batch-size 0", "0 is not in the range"),
+        ("-n 3 --epochs 0", "0 is not in the range"),
+        ("-n 3 --samples 0", "0 is not in the range"),
+        ("-n 3 --correction magic", "'magic' is not one of"),
+        ("-n 3 --no-such-option", "No such option"),
+        ("-n 3 surplus", "unexpected extra argument"),
+    ],
+)
+def test_it_is_said_in_one_line_and_nothing_is_launched(
+    called: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str, said: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["stalempi-bench", "train", *words.split()])
+    monkeypatch.setattr(os, "execve", lambda *command: pytest.fail(f"launched {command[1]}"))
+    with pytest.raises(SystemExit) as ended:
+        main()
+    streams = capsys.readouterr()
+    assert ended.value.code == 2
+    assert streams.out == ""
+    assert len(streams.err.splitlines()) == 1
+    assert streams.err.startswith("stalempi-bench: error: ")
+    assert said in streams.err
+    assert not called.exists()
+
+
+def bench(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "stalempi.bench", *words], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_the_real_command_shows_no_traceback(called: Path) -> None:
+    done = bench("train", "-n", "3", "--model", "resnet51")
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    assert not called.exists()
+
+
+def test_good_input_launches_the_same_words(called: Path) -> None:
+    """The other tests say something only if this launcher would have been noticed."""
+    done = bench("train", "-n", "3", "--policy", "bsp", "--lr-decay", "")
+    assert done.returncode == 0, done.stderr
+    version, command = called.read_text().splitlines()
+    assert version == "--version"
+    assert command.startswith("-n 3 --bind-to none")
+    assert command.rstrip().endswith("-m stalempi.bench train -n 3 --policy bsp --lr-decay")
+
+
+def test_an_unknown_subcommand_is_said_in_one_line(called: Path) -> None:
+    done = bench("trane")
+    assert done.returncode == 2
+    assert "No such command 'trane'" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not called.exists()
