@@ -135,7 +135,7 @@ def _at_end() -> None:
         if _is_failure(_status):
             _abort_quietly(_status)
         if _status is _NOT_CALLED and context.open_jobs:
-            fail(StalempiError("SystemExit left the program with its optimizer open: call optimizer.close() before"))
+            fail(StalempiError("SystemExit left the program with its optimizer open: serve or close it first"))
     for job in reversed(list(context.open_jobs)):
         try:
             job.finish()

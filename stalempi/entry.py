@@ -19,7 +19,7 @@ from stalempi.roles import assign_role
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["init", "shutdown"]
+__all__ = ["init", "parse_device", "shutdown"]
 
 logger = logging.getLogger("stalempi")
 
@@ -111,15 +111,21 @@ def _check_launch(size: int) -> None:
         raise ConfigError(f"{variable}={started}, but MPI sees a world of size 1, so each rank is alone: {cure}")
 
 
-def _choose_device(wanted: str | torch.device | None, local_rank: int) -> torch.device:
+def parse_device(wanted: str | torch.device) -> torch.device:
+    """Reads "cpu", "cuda" or "cuda:N"; ConfigError for anything else."""
     try:
-        chosen = torch.device(wanted or ("cuda" if torch.cuda.is_available() else "cpu"))
+        chosen = torch.device(wanted)
     except RuntimeError:
-        raise ConfigError(f"device must be cpu, cuda or cuda:N, got {wanted!r}") from None
+        chosen = torch.device("meta")
+    if chosen.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device must be cpu, cuda or cuda:N, got {str(wanted)!r}")
+    return chosen
+
+
+def _choose_device(wanted: str | torch.device | None, local_rank: int) -> torch.device:
+    chosen = parse_device(wanted or ("cuda" if torch.cuda.is_available() else "cpu"))
     if chosen.type == "cpu":
         return chosen
-    if chosen.type != "cuda":
-        raise ConfigError(f"device must be cpu, cuda or cuda:N, got {wanted!r}")
     count = torch.cuda.device_count()
     if count == 0 or (chosen.index or 0) >= count:
         raise ConfigError(f"device {wanted} is not there: this node has {count} GPU(s) that torch can use; try cpu")

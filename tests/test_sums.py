@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from stalempi.policy import ASP, BSP, DSSP, SSP, CachedSSP, Decision, Drop, Event, Leave, Policy, Push
 from stalempi.train.optimizer import DistributedOptimizer
@@ -97,6 +97,71 @@ def test_a_schedule_and_a_workers_rate_multiply() -> None:
     job = run_job(make_model, plain, ASP(), train, workers=1, schedule=lambda samples: 1.0 if samples < 20 else 0.5)
     gone = next(make_model().parameters()) - next(job.model.parameters())
     assert torch.allclose(gone, torch.full_like(gone, 0.5 + 0.5 + 0.125 + 0.125))
+
+
+class TwoHeads(nn.Module):
+    """Worker w uses head w, and head 2 is used by nobody."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.heads = nn.ModuleList([nn.Linear(4, 2) for _ in range(3)])
+
+
+def test_a_parameter_that_only_one_worker_touches_gets_that_gradient_by_its_share() -> None:
+    """The others' samples count with a gradient of zero, as in one process; untouched ones do not even decay."""
+    x, y = data(9)
+    parts = [slice(0, 3), slice(3, 9)]
+
+    def losses(model: nn.Module, worker: int) -> Tensor:
+        heads = model.heads
+        assert isinstance(heads, nn.ModuleList)
+        out: Tensor = nn.functional.cross_entropy(heads[worker](x[parts[worker]]), y[parts[worker]], reduction="sum")
+        return out
+
+    def train(model: nn.Module, optimizer: DistributedOptimizer, worker: int) -> None:
+        for _ in range(5):
+            optimizer.zero_grad()
+            samples = len(x[parts[worker]])
+            (losses(model, worker) / samples).backward()
+            optimizer.step(samples=samples)
+
+    job = run_job(TwoHeads, momentum, BSP(), train, workers=2)
+    alone = TwoHeads()
+    optimizer = momentum(alone)
+    for _ in range(5):
+        optimizer.zero_grad()
+        ((losses(alone, 0) + losses(alone, 1)) / 9).backward()
+        optimizer.step()
+    assert largest_difference(job.model, alone) < 1e-6
+    assert torch.equal(list(job.model.parameters())[-1], list(TwoHeads().parameters())[-1])
+
+
+def test_gradients_that_add_up_over_several_batches_count_all_their_samples() -> None:
+    def train(model: nn.Module, optimizer: DistributedOptimizer, worker: int) -> None:
+        optimizer.zero_grad()
+        for size in (3, 5):
+            x, y = data(size)
+            (nn.functional.cross_entropy(model(x), y, reduction="sum") / 8).backward()
+        optimizer.step()
+
+    job = run_job(make_model, plain, ASP(), train, workers=1)
+    assert job.stats.samples == 8
+
+
+def test_gradients_clipped_in_place_are_pushed_clipped() -> None:
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for number in range(4):
+            optimizer.zero_grad()
+            x, y = data(6, number)
+            (100 * nn.functional.cross_entropy(model(x), y)).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+
+    job = run_job(make_model, momentum, ASP(), lambda m, o, _: loop(m, o), workers=1)
+    alone = make_model()
+    loop(alone, momentum(alone))
+    assert largest_difference(job.model, alone) == 0.0
 
 
 def every_policy() -> list[Policy]:

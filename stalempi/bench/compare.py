@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from stalempi.bench.options import FiniteRange
 from stalempi.bench.picture import draw, need_matplotlib
 from stalempi.bench.real import RealRuns
 from stalempi.bench.report import check_writable
@@ -44,7 +45,7 @@ __all__ = ["compare"]
 
 _POLICIES = "bsp,asp,ssp:3,ssp:15,dssp:3:15,dssp:3:15:paper-capped,dssp:3:15:paper"
 _CLAIRVOYANT = "clairvoyant"
-_positive = click.FloatRange(min=0, min_open=True)
+_positive = FiniteRange(min=0, min_open=True)
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class _Setting:
 @source_options
 @network_options
 @learning_options
-@click.option("--target", type=click.FloatRange(0, 1), help="Accuracy whose time is measured [default: 0.95].")
+@click.option("--target", type=FiniteRange(0, 1), help="Accuracy whose time is measured [default: 0.95].")
 @click.option("--seconds", type=_positive, help="Virtual seconds; not with --learn [default: 2000 iterations].")
 @click.option("--real", is_flag=True, help="Train for real, under mpirun, with a scenario's delays as sleeps.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Write table, picture and figures here.")

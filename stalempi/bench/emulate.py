@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -20,8 +21,10 @@ def parse_slow(specs: Sequence[str], ranks: int) -> dict[int, float]:
             raise ConfigError(f"--slow takes RANK=FACTOR, as in --slow 2=1.9, got {spec!r}") from None
         if not 1 <= rank < ranks:
             raise ConfigError(f"--slow {spec}: workers are ranks 1 to {ranks - 1}")
-        if not factor >= 1:
-            raise ConfigError(f"--slow {spec}: a factor below 1 would make the worker faster")
+        if not 1 <= factor < math.inf:
+            raise ConfigError(f"--slow {spec}: give a factor of at least 1, and a finite one")
+        if rank in found:
+            raise ConfigError(f"--slow {spec}: rank {rank} has a factor already")
         found[rank] = factor
     return found
 

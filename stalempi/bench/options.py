@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -10,12 +11,23 @@ import click
 from stalempi.errors import ConfigError
 from stalempi.policy import CONTROLLERS, POLICIES, Policy, make_policy
 
-__all__ = ["parse_shares", "policy_from", "policy_options"]
+__all__ = ["FiniteRange", "parse_shares", "policy_from", "policy_options"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _NAMES = ("bound", "lower", "upper", "controller", "predictor", "backup")
 _DEFAULTS: dict[str, dict[str, int]] = {"dssp": {"lower": 3, "upper": 15}}
+
+
+class FiniteRange(click.FloatRange):
+    """A range of numbers without infinity and NaN, which click's own lets through."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Reads a number in the range."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{number} is not a finite number", param, ctx)
+        return number
 
 
 def policy_options(function: F) -> F:

@@ -13,7 +13,7 @@ from typing import Any
 import click
 from rich.table import Table
 
-from stalempi.bench.options import policy_from, policy_options
+from stalempi.bench.options import FiniteRange, policy_from, policy_options
 from stalempi.bench.virtual import (
     learning_options,
     local_console,
@@ -42,7 +42,7 @@ Observe = Callable[[Event, list[Decision]], None]
 
 _MOST_ROWS = 16
 _BESIDE_TRACE = {"policy", "bound", "lower", "upper", "controller", "predictor", "backup", "trace", "record", "as_json"}
-_positive = click.FloatRange(min=0, min_open=True)
+_positive = FiniteRange(min=0, min_open=True)
 _file = click.Path(path_type=Path, dir_okay=False)
 
 

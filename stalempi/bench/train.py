@@ -11,7 +11,7 @@ import click
 
 from stalempi.bench.emulate import parse_slow
 from stalempi.bench.launch import is_launched, relaunch
-from stalempi.bench.options import parse_shares, policy_from, policy_options
+from stalempi.bench.options import FiniteRange, parse_shares, policy_from, policy_options
 from stalempi.bench.report import check_writable
 from stalempi.bench.training import TrainOptions, run_rank
 from stalempi.correction import CORRECTIONS
@@ -21,7 +21,7 @@ from stalempi.train.datasets import DATASETS
 
 __all__ = ["train"]
 
-_positive = click.FloatRange(min=0, min_open=True)
+_positive = FiniteRange(min=0, min_open=True)
 _count = click.IntRange(min=1)
 
 
@@ -40,8 +40,8 @@ _count = click.IntRange(min=1)
 @click.option("--batch-size", type=_count, default=32, show_default=True, help="Samples per worker and iteration.")
 @click.option("--optimizer", type=click.Choice(["sgd", "adam"]), default="sgd", show_default=True)
 @click.option("--lr", type=_positive, default=0.02, show_default=True)
-@click.option("--momentum", type=click.FloatRange(min=0, max=1, max_open=True), default=0.5, show_default=True)
-@click.option("--weight-decay", type=click.FloatRange(min=0), default=0.0, show_default=True)
+@click.option("--momentum", type=FiniteRange(min=0, max=1, max_open=True), default=0.5, show_default=True)
+@click.option("--weight-decay", type=FiniteRange(min=0), default=0.0, show_default=True)
 @click.option("--lr-decay", default="0.667,0.833", show_default=True, help='Shares of the global samples; "" for none.')
 @click.option("--lr-decay-factor", type=_positive, default=0.1, show_default=True)
 @click.option(
@@ -79,4 +79,8 @@ def train(**words: Any) -> None:
     parse_slow(options.slow, ranks)
     if options.out:
         check_writable(options.out)
+    if options.trace and not options.trace.parent.is_dir():
+        raise ConfigError(
+            f"--trace {options.trace}: there is no folder {options.trace.parent}; make it or choose another"
+        )
     relaunch(ranks, sys.argv[1:])

@@ -20,6 +20,7 @@ from stalempi.bench.progress import Display
 from stalempi.bench.report import check_writable, environment, print_summary, write_results
 from stalempi.bench.virtual import plain_warnings
 from stalempi.correction import Correction, make_correction
+from stalempi.entry import parse_device
 from stalempi.errors import ConfigError
 from stalempi.policy import Decision, Event, Policy
 from stalempi.simulate.learning import Point
@@ -69,6 +70,8 @@ class TrainOptions:
     def __post_init__(self) -> None:
         self.schedule(1_000_000)
         check_model_name(self.model)
+        if self.device is not None:
+            parse_device(self.device)
         if self.scenario and self.emulate_ms:
             raise ConfigError("give one of --scenario and --emulate-ms: both say how long an iteration takes")
         if self.scenario and find_scenario(self.scenario).dies:

@@ -17,7 +17,7 @@ import torch
 from click.core import ParameterSource
 from rich.console import Console
 
-from stalempi.bench.options import parse_shares
+from stalempi.bench.options import FiniteRange, parse_shares
 from stalempi.errors import ConfigError
 from stalempi.simulate.learning import Recipe
 from stalempi.simulate.network import Network
@@ -43,8 +43,8 @@ _LEARNING = {"data_dir", "model", "samples", "batch_size", "lr", "momentum", "lr
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_positive = click.FloatRange(min=0, min_open=True)
-_least_0 = click.FloatRange(min=0)
+_positive = FiniteRange(min=0, min_open=True)
+_least_0 = FiniteRange(min=0)
 _count = click.IntRange(min=1)
 _file = click.Path(path_type=Path, dir_okay=False)
 
@@ -92,7 +92,7 @@ def learning_options(function: F) -> F:
         click.option("--samples", type=_count, default=20_000, show_default=True, help="Global samples to train on."),
         click.option("--batch-size", type=_count, default=32, show_default=True),
         click.option("--lr", type=_positive, default=0.02, show_default=True),
-        click.option("--momentum", type=click.FloatRange(0, 1, max_open=True), default=0.5, show_default=True),
+        click.option("--momentum", type=FiniteRange(0, 1, max_open=True), default=0.5, show_default=True),
         click.option("--lr-decay", default="0.667,0.833", show_default=True, help='Shares of --samples; "" for none.'),
     )
     return add(function)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-__all__ = ["Backoff"]
+__all__ = ["Backoff", "wait_for"]
 
 
 @dataclass(slots=True)
@@ -41,3 +42,19 @@ class Backoff:
             return
         time.sleep(min(self._sleep, self.eager) if half_here else self._sleep)
         self._sleep = min(2 * self._sleep, self.longest)
+
+
+def _never() -> bool:
+    return False
+
+
+def wait_for(happened: Callable[[], bool], timeout: float, half_here: Callable[[], bool] = _never) -> bool:
+    """Polls `happened` until it is true or `timeout` seconds have passed; returns whether it is."""
+    if happened():
+        return True
+    backoff, until = Backoff(), time.monotonic() + timeout
+    while not happened():
+        if time.monotonic() >= until:
+            return False
+        backoff.pause(half_here=half_here())
+    return True

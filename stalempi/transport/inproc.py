@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from stalempi.errors import StallError
 from stalempi.transport.base import Packet, Parts, ServerEnd, Transport, WorkerEnd, check_received
-from stalempi.transport.message import Header, Kind
+from stalempi.transport.message import Kind
 
 __all__ = ["InprocTransport", "run_ranks"]
 
@@ -26,6 +26,7 @@ class _Hub:
     size: int
     delivery: float  # seconds after which a release that was sent is read from the server's memory
     barrier: threading.Barrier = field(init=False)
+    here: set[int] = field(default_factory=set)  # ranks at the barrier
     gathered: list[bytes] = field(init=False)
     source: Parts | None = None
     pushes: list[Packet] = field(default_factory=list)
@@ -35,7 +36,7 @@ class _Hub:
     to_worker: list[queue.SimpleQueue[_Release]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.barrier = threading.Barrier(self.size)
+        self.barrier = threading.Barrier(self.size, action=self.here.clear)
         self.gathered = [b""] * self.size
         self.to_worker = [queue.SimpleQueue() for _ in range(self.size - 1)]
 
@@ -85,10 +86,12 @@ class InprocTransport(Transport):
         self._meet(timeout)
 
     def _meet(self, timeout: float) -> None:
+        self._hub.here.add(self.rank)
         try:
             self._hub.barrier.wait(timeout)
         except threading.BrokenBarrierError:
-            raise StallError(f"not all {self.size} ranks met within {timeout:g} s") from None
+            missing = ", ".join(str(rank) for rank in range(self.size) if rank not in self._hub.here)
+            raise StallError(f"rank(s) {missing} did not join within {timeout:g} s") from None
 
     def server_end(self, pushes: Sequence[Packet], releases: Sequence[bytearray]) -> ServerEnd:
         self._hub.pushes, self._hub.releases = list(pushes), list(releases)
@@ -119,7 +122,8 @@ class _InprocServerEnd(ServerEnd):
         for worker, arrived in found:
             packet = self._hub.pushes[worker]
             check_received(packet, sender=worker + 1, kinds=(Kind.PUSH, Kind.LEAVE), arrived=arrived)
-            packet.parts.stage_in()
+            if arrived:
+                packet.parts.stage_in()
         return [worker for worker, _ in found]
 
     def release(self, worker: int, parts: Parts, *, empty: bool = False) -> None:
@@ -151,18 +155,16 @@ class _InprocWorkerEnd(WorkerEnd):
 
     def push(self) -> None:
         self._push.parts.stage_out()
-        self._send(Header.unpack(self._push.header).nbytes)
+        self._send(self._push.parts)
 
     def leave(self, timeout: float) -> bool:
-        self._send(0)
+        self._send(None)
         return True
 
-    def _send(self, nbytes: int) -> None:
+    def _send(self, parts: Parts | None) -> None:
         target = self._hub.pushes[self._rank - 1]
         target.header[:] = self._push.header
-        if nbytes:
-            _copy(self._push.parts, target.parts)
-        self._hub.to_server.put((self._rank - 1, nbytes))
+        self._hub.to_server.put((self._rank - 1, _copy(parts, target.parts)))
 
     def receive(self, timeout: float) -> bool:
         try:
@@ -171,12 +173,11 @@ class _InprocWorkerEnd(WorkerEnd):
             return False
         time.sleep(max(0.0, sent.due - time.monotonic()))
         self._release.header[:] = sent.header
-        if sent.parts is not None:
-            _copy(sent.parts, self._release.parts)
-            self._release.parts.stage_in()
-        arrived = sent.parts.nbytes if sent.parts else 0
+        arrived = _copy(sent.parts, self._release.parts)
         sent.done.set()
         check_received(self._release, sender=0, kinds=(Kind.RELEASE,), arrived=arrived)
+        if arrived:
+            self._release.parts.stage_in()
         return True
 
     def close(self) -> None:
@@ -201,6 +202,11 @@ def run_ranks(main: Callable[[InprocTransport], T], size: int, *, delivery: floa
         return [future.result() for future in futures]
 
 
-def _copy(source: Parts, target: Parts) -> None:
+def _copy(source: Parts | None, target: Parts) -> int:
+    """Copies what fits, as a network would, and returns the bytes that came; None is parts sent empty."""
+    if source is None:
+        return 0
     for a, b in zip(source.wire, target.wire, strict=True):
-        b.copy_(a)
+        fits = min(a.numel(), b.numel())
+        b[:fits].copy_(a[:fits])
+    return source.nbytes

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Sequence
 from typing import TypeAlias, cast
 
 import numpy as np
 from mpi4py import MPI
 
-from stalempi.errors import StallError
-from stalempi.transport.backoff import Backoff
+from stalempi.errors import ProtocolError, StallError
+from stalempi.transport.backoff import wait_for
 from stalempi.transport.base import Packet, Parts, ServerEnd, Transport, WorkerEnd, check_received
 from stalempi.transport.message import Kind, Tag
 
@@ -37,12 +37,15 @@ class MpiTransport(Transport):
     def allgather(self, data: bytes, timeout: float) -> list[bytes]:
         if self.rank == SERVER:
             everything = self._gather(data, timeout)
+            sizes = np.array([len(item) for item in everything], dtype=np.int64)
             for rank in range(1, self.size):
-                for item in everything:
-                    self._send_bytes(item, rank, timeout)
+                self._send_bytes(sizes.tobytes() + b"".join(everything), rank, timeout)
             return everything
         self._send_bytes(data, SERVER, timeout)
-        return [self._receive_bytes(SERVER, timeout) for _ in range(self.size)]
+        joined = self._receive_bytes(SERVER, timeout)
+        sizes = np.frombuffer(joined, dtype=np.int64, count=self.size)
+        edges = (sizes.nbytes + np.cumsum([0, *sizes])).tolist()
+        return [joined[start:end] for start, end in itertools.pairwise(edges)]
 
     def _gather(self, data: bytes, timeout: float) -> list[bytes]:
         sizes = np.zeros((self.size, 1), dtype=np.int64)
@@ -53,7 +56,7 @@ class MpiTransport(Transport):
             statuses[:] = [here or bool(r.Test()) for here, r in zip(statuses, requests, strict=True)]
             return all(statuses)
 
-        if not _wait_for(all_here, timeout):
+        if not wait_for(all_here, timeout):
             missing = [str(rank) for rank, here in enumerate(statuses, start=1) if not here]
             raise StallError(
                 f"rank(s) {', '.join(missing)} did not join within {timeout:g} s: "
@@ -88,7 +91,7 @@ class MpiTransport(Transport):
             self._complete([self._comm.Isend(part, dest=rank, tag=Tag.STATE) for part in parts.wire], rank, timeout)
 
     def _complete(self, requests: Requests, rank: int, timeout: float) -> None:
-        if not _wait_for(lambda: bool(MPI.Request.Testall(requests)), timeout):
+        if not wait_for(lambda: bool(MPI.Request.Testall(requests)), timeout):
             raise StallError(f"rank {self.rank} waited {timeout:g} s for rank {rank}: it is stuck or elsewhere")
 
     def server_end(self, pushes: Sequence[Packet], releases: Sequence[bytearray]) -> ServerEnd:
@@ -118,22 +121,23 @@ class _MpiWorkerEnd(WorkerEnd):
         self._sent = self._begun = False
 
     def receive(self, timeout: float) -> bool:
-        if not _wait_for(self._is_whole, timeout, lambda: self._begun or not self._sent):
+        if not wait_for(self._is_whole, timeout, lambda: self._begun or not self._sent):
             return False
         arrived = sum(status.Get_count(MPI.BYTE) for status in self._statuses)
         check_received(self._release, sender=SERVER, kinds=(Kind.RELEASE,), arrived=arrived)
-        self._release.parts.stage_in()
+        if arrived:
+            self._release.parts.stage_in()
         return True
 
     def _is_whole(self) -> bool:
         self._sent = self._sent or bool(MPI.Request.Testall(self._sends))
         self._begun = self._begun or bool(self._header.Test())
-        return self._sent and self._begun and bool(MPI.Request.Testall(self._parts, self._statuses))
+        return self._sent and self._begun and _all_here(self._parts, self._statuses, SERVER)
 
     def leave(self, timeout: float) -> bool:
         requests = [self._comm.Isend(self._push.header, SERVER, Tag.PUSH_HEADER)]
         requests += [self._comm.Isend(_EMPTY, SERVER, Tag.PUSH_PART) for _ in self._push.parts.wire]
-        return _wait_for(lambda: bool(MPI.Request.Testall(requests)), timeout)
+        return wait_for(lambda: bool(MPI.Request.Testall(requests)), timeout)
 
     def close(self) -> None:
         for request in [*self._sends, self._header, *self._parts]:
@@ -188,18 +192,19 @@ class _MpiServerEnd(ServerEnd):
             found.extend(self._poll())
             return bool(found)
 
-        _wait_for(poll, timeout, lambda: bool(self._half_here))
+        wait_for(poll, timeout, lambda: bool(self._half_here))
         return found
 
     def _poll(self) -> list[int]:
         self._half_here.update(MPI.Request.Testsome(self._headers) or ())
-        whole = [w for w in sorted(self._half_here) if MPI.Request.Testall(self._parts[w], self._statuses[w])]
+        whole = [w for w in sorted(self._half_here) if _all_here(self._parts[w], self._statuses[w], w + 1)]
         for worker in whole:
             self._half_here.remove(worker)
             arrived = sum(status.Get_count(MPI.BYTE) for status in self._statuses[worker])
             packet = self._pushes[worker]
             check_received(packet, sender=worker + 1, kinds=(Kind.PUSH, Kind.LEAVE), arrived=arrived)
-            packet.parts.stage_in()
+            if arrived:
+                packet.parts.stage_in()
         return whole
 
     def release(self, worker: int, parts: Parts, *, empty: bool = False) -> None:
@@ -218,11 +223,11 @@ class _MpiServerEnd(ServerEnd):
 
     def settle(self, parts: Parts, timeout: float) -> bool:
         requests = self._outbox(parts).all()
-        return _wait_for(lambda: bool(MPI.Request.Testall(requests)), timeout, lambda: True)
+        return wait_for(lambda: bool(MPI.Request.Testall(requests)), timeout, lambda: True)
 
     def close(self, timeout: float) -> None:
         sends = self._release_headers + [r for outbox in self._outboxes.values() for r in outbox.all()]
-        if not _wait_for(lambda: bool(MPI.Request.Testall(sends + self._empty)), timeout):
+        if not wait_for(lambda: bool(MPI.Request.Testall(sends + self._empty)), timeout):
             raise StallError(f"a release was not received within {timeout:g} s")
         for request in [*sends, *self._headers, *(r for parts in self._parts for r in parts)]:
             request.Free()
@@ -233,17 +238,11 @@ def _start(requests: Requests) -> None:
         cast("MPI.Prequest", request).Start()
 
 
-def _never() -> bool:
-    return False
-
-
-def _wait_for(happened: Callable[[], bool], timeout: float, half_here: Callable[[], bool] = _never) -> bool:
-    """Polls `happened` until it is true or `timeout` seconds have passed; returns whether it is."""
-    if happened():
-        return True
-    backoff, until = Backoff(), time.monotonic() + timeout
-    while not happened():
-        if time.monotonic() >= until:
-            return False
-        backoff.pause(half_here=half_here())
-    return True
+def _all_here(parts: Requests, statuses: list[MPI.Status], sender: int) -> bool:
+    """Returns whether all `parts` have arrived; ProtocolError if one is larger than its place."""
+    try:
+        return bool(MPI.Request.Testall(parts, statuses))
+    except MPI.Exception:
+        if all(MPI.Get_error_class(status.Get_error()) != MPI.ERR_TRUNCATE for status in statuses):
+            raise
+        raise ProtocolError(f"rank {sender} sent a part that is larger than agreed on") from None

@@ -38,7 +38,7 @@ def run(policy_name: str, optimizer_name: str) -> None:
     torch.manual_seed(100 + context.rank)  # every rank begins with weights of its own
     model = make_model()
     inner = MAKE[optimizer_name](model.parameters())
-    optimizer = stalempi.DistributedOptimizer(inner, model=model, policy=policy)
+    optimizer = stalempi.DistributedOptimizer(inner, model=model, policy=policy, bucket_bytes=256)
     if context.is_server:
         optimizer.serve()
         torch.manual_seed(100)

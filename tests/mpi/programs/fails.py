@@ -1,5 +1,7 @@
 """Fails in the way that is named: fails.py WAY RANK."""
 
+import contextlib
+import itertools
 import sys
 import threading
 import time
@@ -39,6 +41,13 @@ def fail_now() -> None:
         sys.exit(3)
     if way == "systemexit" and mine:
         raise SystemExit(3)
+    if way == "thread exit" and mine:
+        threading.Thread(target=sys.exit, args=(3,)).start()
+        time.sleep(60)
+    if way == "caught" and mine:
+        threading.Thread(target=sys.exit).start()
+        with contextlib.suppress(SystemExit):
+            sys.exit(3)
     if way == "silent" and mine:
         time.sleep(60)
 
@@ -49,7 +58,7 @@ if context.is_server:
     if way != "noserve":
         optimizer.serve()
 else:
-    for step in range(8):
+    for step in range(8) if way in ("caught", "noclose") else itertools.count():
         if step == 4:
             fail_now()
         optimizer.zero_grad()
