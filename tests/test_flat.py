@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -39,6 +41,22 @@ def test_adopting_keeps_values_and_buckets_cover_every_byte_once(given_tensors: 
     assert sum(bucket.numel() for bucket in buckets) == sum(r.numel() for r in raw) == flat.nbytes
     if buckets:
         assert torch.equal(torch.cat(buckets), torch.cat(raw))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(0, 60), min_size=1, max_size=8), st.integers(1, 300))
+def test_only_a_tensor_larger_than_a_bucket_is_cut_inside(sizes: list[int], limit: int) -> None:
+    flat = Flat([torch.zeros(size, dtype=torch.uint8).repeat(4) for size in sizes])
+    base = flat.storages[0].data_ptr()
+    starts = [view.storage_offset() for view in flat.views] + [flat.nbytes]
+    for cut in (bucket.data_ptr() - base for bucket in flat.buckets(limit)):
+        inside = [end - start for start, end in itertools.pairwise(starts) if start < cut < end]
+        assert all(size > limit for size in inside)
+
+
+def test_no_bucket_is_larger_than_what_every_mpi_can_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stalempi.flat.MAX_BUCKET_BYTES", 100)
+    assert [bucket.numel() for bucket in Flat([torch.zeros(64)]).buckets(10_000)] == [100, 100, 56]
 
 
 def flat_base(flat: Flat, view: Tensor) -> int:
@@ -83,6 +101,8 @@ def test_moving_leaves_the_old_storage_to_whoever_still_reads_it() -> None:
     flat = Flat([parameter])
     flat.adopt([parameter])
     old = flat.move([parameter], [torch.empty_like(s) for s in flat.storages])
+    assert parameter.tolist() == [1.0] * 5
+    assert parameter.data_ptr() == flat.storages[0].data_ptr() != old[0].data_ptr()
     with torch.no_grad():
         parameter.add_(1)
     assert float(old[0].sum()) == 5.0

@@ -11,6 +11,7 @@ from torch import nn
 from stalempi.errors import ConfigError
 from stalempi.flat import Flat
 from stalempi.replica import Replica, difference
+from stalempi.transport.message import HEADER_BYTES
 
 
 def make(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Replica:
@@ -66,6 +67,65 @@ def test_hyper_parameters_come_back_in_the_type_they_had() -> None:
     assert first["amsgrad"] is True
 
 
+def test_whole_and_tensor_numbers_come_back_as_such() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.25, max_iter=7)
+    replica = make(model, optimizer)
+    group = optimizer.param_groups[0]
+    values = replica.read_hyper()
+    group["max_iter"] = 1
+    replica.write_hyper(values)
+    assert (type(group["max_iter"]), group["max_iter"]) == (int, 7)
+    adam = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.5), foreach=False)
+    replica = make(model, adam)
+    replica.write_hyper(replica.read_hyper())
+    assert torch.equal(torch.as_tensor(adam.param_groups[0]["lr"]), torch.tensor(0.5))
+
+
+def test_hyper_parameters_and_flags_have_places_of_their_own_behind_the_header() -> None:
+    replica = make(nn.Linear(3, 2))
+    packet = replica.push_packet(replica.params.like(), replica.buffers)
+    replica.hyper(packet)[:] = replica.read_hyper()
+    replica.touched(packet)[:] = [True, False]
+    assert replica.hyper(packet).tolist() == replica.read_hyper()
+    assert replica.touched(packet).tolist() == [True, False]
+    assert not any(packet.header[:HEADER_BYTES])
+
+
+def mixed(seed: int) -> Replica:
+    """Makes a model with trained, untrained (one of them strided, one a scalar) and counted parts."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 2), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 2).to(memory_format=torch.channels_last)
+    )
+    model.register_parameter("scale", nn.Parameter(torch.randn(()), requires_grad=False))
+    model[1](torch.randn(seed + 2, 4, 3, 3))
+    return make(model, torch.optim.SGD(model[0].parameters(), lr=0.1))
+
+
+def test_the_state_at_joining_is_the_whole_model() -> None:
+    servers, workers = mixed(1), mixed(2)
+    for source, target in zip(servers.state().tensors, workers.state().tensors, strict=True):
+        target.copy_(source)
+    ours, theirs = servers.model.state_dict(), workers.model.state_dict()
+    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+
+
+def test_a_frozen_parameter_is_described_as_such() -> None:
+    model = nn.Linear(2, 2)
+    model.bias.requires_grad_(False)
+    assert [line.endswith(" frozen") for line in make(model).describe() if line.startswith("parameter")] == [
+        False,
+        True,
+    ]
+
+
+def test_a_difference_in_order_or_in_many_lines_stays_one_clause() -> None:
+    assert difference([b"a\nb", b"b\na"]) == "rank 1 has another order where rank 0 has another order"
+    assert difference([b"a", b"a\nb\nc\nd\ne\nf"]).startswith("rank 1 has 'b', 'c', 'd' and 2 more where rank 0")
+    assert difference([b"a", b"a"]) == ""
+
+
 def test_a_difference_names_the_rank_and_both_lines() -> None:
     texts = ["\n".join(make(nn.Linear(3, size)).describe()).encode() for size in (2, 2, 4)]
     said = difference(texts)
@@ -97,6 +157,20 @@ def in_two_groups(model: nn.Linear) -> Replica:
 def test_an_optimizer_of_another_model_is_refused() -> None:
     with pytest.raises(ConfigError, match="not in the model"):
         make(nn.Linear(2, 2), torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1))
+
+
+def test_an_optimizer_without_parameters_is_refused() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.param_groups[0]["params"] = []
+    with pytest.raises(ConfigError, match="holds no parameter"):
+        make(model, optimizer)
+
+
+def test_a_bucket_of_no_bytes_is_refused() -> None:
+    model = nn.Linear(2, 2)
+    with pytest.raises(ConfigError, match="bucket_bytes must be at least 1, got 0"):
+        Replica(model, torch.optim.SGD(model.parameters(), lr=0.1), bucket_bytes=0)
 
 
 def test_gradients_share_the_layout_of_parameters() -> None:

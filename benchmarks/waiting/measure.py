@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 import stalempi
-from stalempi.transport import mpi
+from stalempi.transport import backoff
 from stalempi.transport.backoff import Backoff
 from stalempi.transport.base import Packet, Parts, ServerEnd, Transport, WorkerEnd
 from stalempi.transport.message import HEADER_BYTES, Header, Kind
@@ -56,7 +56,7 @@ class Measured:
 def use(setting: Backoff) -> None:
     """Makes every wait of this rank from now on one with this backoff."""
     options = {name: getattr(setting, name) for name in ("spin", "shortest", "longest", "eager")}
-    vars(mpi)["Backoff"] = functools.partial(Backoff, **options)
+    vars(backoff)["Backoff"] = functools.partial(Backoff, **options)
 
 
 class Server:

@@ -57,9 +57,11 @@ class Server:
         assert [Header.unpack(packet.header).kind for packet in self.pushes] == [Kind.LEAVE] * 2
         self.end.close(LONG)
 
-    def release(self, worker: int, parts: Parts, *, step: int, empty: bool = False, **changes: int) -> None:
+    def release(
+        self, worker: int, parts: Parts, *, step: int, empty: bool = False, changes: dict[str, int] | None = None
+    ) -> None:
         header = Header(Kind.RELEASE, sender=0, layout=1, step=step, nbytes=0 if empty else parts.nbytes)
-        change(header, changes).pack_into(self.headers[worker])
+        change(header, changes or {}).pack_into(self.headers[worker])
         self.end.release(worker, parts, empty=empty)
 
 

@@ -115,7 +115,7 @@ def _release_refused(transport: Transport, said: str, **changes: int) -> None:
         server, parts = Server(transport), parameters(2)
         _kept.extend((server, parts))
         assert server.await_messages(1) == [0]
-        server.release(0, parts, step=1, **changes)
+        server.release(0, parts, step=1, changes=changes)
     elif transport.rank == 1:
         worker = Worker(transport)
         _kept.append(worker)
