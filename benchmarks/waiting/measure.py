@@ -34,12 +34,12 @@ COMPUTE = 0.5
 LONG = 60.0
 SETTINGS = {
     "spin for ever": Backoff(spin=math.inf),
-    "spin 5 ms, sleep 20 us to 1 ms": Backoff(spin=5e-3),
-    "spin 1 ms, sleep 20 us to 1 ms (default)": Backoff(),
-    "spin 0.2 ms, sleep 20 us to 1 ms": Backoff(spin=2e-4),
-    "no spin, sleep 20 us to 1 ms": Backoff(spin=0.0),
-    "spin 1 ms, sleep 20 us to 5 ms": Backoff(longest=5e-3),
-    "spin 1 ms, sleep 20 us to 0.2 ms": Backoff(longest=2e-4),
+    "spin 1 ms, sleep 20 us to 1 ms, growing by 1.2 (default)": Backoff(),
+    "the same, growing by 2": Backoff(growth=2.0),
+    "the same, spin 5 ms": Backoff(spin=5e-3),
+    "the same, no spin": Backoff(spin=0.0),
+    "the same, sleep up to 0.2 ms": Backoff(longest=2e-4),
+    "the same, sleep up to 5 ms": Backoff(longest=5e-3),
     "no spin, sleep 1 ms": Backoff(spin=0.0, shortest=1e-3),
 }
 
@@ -55,7 +55,7 @@ class Measured:
 
 def use(setting: Backoff) -> None:
     """Makes every wait of this rank from now on one with this backoff."""
-    options = {name: getattr(setting, name) for name in ("spin", "shortest", "longest", "eager")}
+    options = {name: getattr(setting, name) for name in ("spin", "shortest", "longest", "growth", "eager")}
     vars(backoff)["Backoff"] = functools.partial(Backoff, **options)
 
 
@@ -136,6 +136,7 @@ def serve(transport: Transport, server: Server) -> None:
                 server.answer(count, pause)
             meet(transport)
             server.answer(2)
+    meet(transport)
 
 
 def work(transport: Transport, worker: Worker) -> dict[str, Measured]:
@@ -155,6 +156,7 @@ def work(transport: Transport, worker: Worker) -> dict[str, Measured]:
             use(setting)
             found[name].speeds.append(compute(COMPUTE) / unhindered)
             worker.ask()
+    meet(transport)  # a leave may not arrive where the server counts pushes
     return found
 
 

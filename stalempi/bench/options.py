@@ -15,7 +15,7 @@ __all__ = ["FiniteRange", "parse_shares", "policy_from", "policy_options"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_NAMES = ("bound", "lower", "upper", "controller", "predictor", "backup")
+_NAMES = ("bound", "lower", "upper", "controller", "predictor", "narrow", "backup")
 _DEFAULTS: dict[str, dict[str, int]] = {"dssp": {"lower": 3, "upper": 15}}
 
 
@@ -34,6 +34,7 @@ def policy_options(function: F) -> F:
     """Adds --policy and the options of every policy to a click command."""
     for option in (
         click.option("--backup", type=int, help="bsp: a round goes on without the slowest BACKUP workers."),
+        click.option("--narrow", metavar="BEGIN:END", help="dssp: bring UPPER down to LOWER between so many pushes."),
         click.option("--predictor", help="dssp: last, ema[:b] or mean-std[:z], of a worker's next interval."),
         click.option("--controller", type=click.Choice(list(CONTROLLERS)), help="dssp: how the threshold is chosen."),
         click.option("--upper", type=int, help="dssp: largest staleness threshold [default: 15]."),
@@ -49,7 +50,17 @@ def policy_from(words: dict[str, Any]) -> Policy:
     """Takes the policy's options out of a command's parameters and makes the policy; ConfigError if they do not fit."""
     name = words.pop("policy")
     given = {key: value for key in _NAMES if (value := words.pop(key)) is not None}
+    if "narrow" in given:
+        given["narrow"] = _parse_narrow(given["narrow"])
     return make_policy(name, **{**_DEFAULTS.get(name, {}), **given})
+
+
+def _parse_narrow(text: str) -> tuple[int, int]:
+    try:
+        begin, end = (int(word) for word in text.split(":"))
+    except ValueError:
+        raise ConfigError(f"--narrow takes BEGIN:END in pushes, as in 1000:5000, got {text!r}") from None
+    return begin, end
 
 
 def parse_shares(text: str) -> tuple[float, ...]:

@@ -41,7 +41,19 @@ __all__ = ["simulate"]
 Observe = Callable[[Event, list[Decision]], None]
 
 _MOST_ROWS = 16
-_BESIDE_TRACE = {"policy", "bound", "lower", "upper", "controller", "predictor", "backup", "trace", "record", "as_json"}
+_BESIDE_TRACE = {
+    "policy",
+    "bound",
+    "lower",
+    "upper",
+    "controller",
+    "predictor",
+    "narrow",
+    "backup",
+    "trace",
+    "record",
+    "as_json",
+}
 _positive = FiniteRange(min=0, min_open=True)
 _file = click.Path(path_type=Path, dir_okay=False)
 

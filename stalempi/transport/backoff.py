@@ -16,13 +16,15 @@ class Backoff:
 
     Attributes:
         spin: seconds to spin, yielding the core, before the first sleep.
-        shortest, longest: seconds of the first sleep and of the longest one; each sleep doubles the one before.
+        shortest, longest: seconds of the first sleep and of the longest one.
+        growth: each sleep is that many times the one before, so what a sleep overshoots is about growth - 1 of the wait.
         eager: seconds that no sleep exceeds while a message is half here, since MPI moves large ones only when called.
     """
 
     spin: float = 1e-3
     shortest: float = 20e-6
     longest: float = 1e-3
+    growth: float = 1.2
     eager: float = 50e-6
     _since: float | None = field(default=None, init=False)
     _sleep: float = field(default=0.0, init=False)
@@ -41,7 +43,7 @@ class Backoff:
             os.sched_yield()
             return
         time.sleep(min(self._sleep, self.eager) if half_here else self._sleep)
-        self._sleep = min(2 * self._sleep, self.longest)
+        self._sleep = min(self.growth * self._sleep, self.longest)
 
 
 def _never() -> bool:

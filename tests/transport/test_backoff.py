@@ -34,8 +34,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return found
 
 
-def test_it_spins_then_sleeps_twice_as_long_each_time_up_to_the_longest(clock: Clock) -> None:
-    wait = Backoff(spin=1e-3, shortest=1e-4, longest=5e-4)
+def test_it_spins_then_sleeps_longer_each_time_up_to_the_longest(clock: Clock) -> None:
+    wait = Backoff(spin=1e-3, shortest=1e-4, longest=5e-4, growth=2.0)
     while len(clock.slept) < 5:
         wait.pause()
     assert clock.slept == [1e-4, 2e-4, 4e-4, 5e-4, 5e-4]
