@@ -105,7 +105,7 @@ class Replica:
         for group, keys in self._group_keys():
             for key in keys:
                 value = group[key]
-                found += [float(v) for v in value] if isinstance(value, tuple) else [float(value)]
+                found += [float(v) for v in value] if isinstance(value, (tuple, list)) else [float(value)]
         return found
 
     def write_hyper(self, values: Sequence[float]) -> None:
@@ -162,14 +162,14 @@ def _width(value: object) -> int:
         return 1
     if isinstance(value, Tensor):
         return 1 if value.numel() == 1 else 0
-    if isinstance(value, tuple) and all(isinstance(v, (int, float)) for v in value):
+    if isinstance(value, (tuple, list)) and all(isinstance(v, (int, float)) for v in value):
         return len(value)
     return 0
 
 
 def _like(old: Any, numbers: Sequence[float]) -> object:
-    if isinstance(old, tuple):
-        return tuple(numbers)
+    if isinstance(old, (tuple, list)):
+        return type(old)(numbers)
     if isinstance(old, Tensor):
         return torch.full_like(old, numbers[0])
     return type(old)(numbers[0])

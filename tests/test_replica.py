@@ -178,3 +178,13 @@ def test_gradients_share_the_layout_of_parameters() -> None:
     gradients = replica.params.like()
     assert isinstance(gradients, Flat)
     assert [view.shape for view in gradients.views] == [p.shape for p in replica.trained]
+
+
+def test_a_hyper_parameter_given_as_a_list_travels_too() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(model.parameters(), betas=[0.5, 0.6])  # type: ignore[arg-type]
+    replica = make(model, optimizer)
+    values = replica.read_hyper()
+    optimizer.param_groups[0]["betas"] = [0.0, 0.0]
+    replica.write_hyper(values)
+    assert optimizer.param_groups[0]["betas"] == [0.5, 0.6]

@@ -42,7 +42,7 @@ def row(name: str, results: list[dict[str, Any]]) -> str:
     accuracies = [100 * result["accuracy"] for result in results]
     spread = max(accuracies) - min(accuracies)
     return (
-        f"| {name} | {statistics.mean(accuracies):.1f} ({spread:.1f}) | {mean(lambda r: r['updates']):.0f} "
+        f"| {name} | {statistics.mean(accuracies):.1f} ({spread:.1f}) "
         f"| {100 * mean(lambda r: statistics.mean(w['wait_share'] for w in r['workers'])):.0f}% "
         f"| {mean(lambda r: statistics.mean(w['gap_mean'] for w in r['workers'])):.1f} "
         f"/ {max(w['gap_max'] for r in results for w in r['workers'])} "
@@ -52,8 +52,8 @@ def row(name: str, results: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    print("| policy | accuracy %, mean (spread) | updates | waiting | gap mean / max | staleness |")
-    print("| --- | --- | --- | --- | --- | --- |")
+    print("| policy | accuracy %, mean (spread) | waiting | gap mean / max | staleness |")
+    print("| --- | --- | --- | --- | --- |")
     for name, words in POLICIES.items():
         results = [run(f"{COMMON} {words}", folder, seed) for seed in SEEDS]
         print(row(name, results), flush=True)

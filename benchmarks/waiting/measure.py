@@ -5,13 +5,14 @@ rounds, so that all see the same machine:
 
 latency    the server answers a tiny push after a pause; how long after the answer was sent does the worker have it?
            (all ranks are on one machine, so that they share a clock)
-share      processor time over wall time of that worker while it waits
-speed      both workers compute while the server waits for them; steps per second against those with a server asleep
+share      processor time over wall time of a rank that waits: of that worker during the longest pauses, and of the
+           server while both workers compute (three ranks on two cores: what it takes, it takes from them)
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import math
 import statistics
 import time
@@ -46,11 +47,10 @@ SETTINGS = {
 
 @dataclass
 class Measured:
-    """What worker 0 measured under one setting: latencies (s) by pause, and shares of one core."""
+    """What worker 0 measured under one setting: latencies (s) by pause, and its share of a core while it waited."""
 
     latencies: dict[float, list[float]] = field(default_factory=lambda: {pause: [] for pause in PAUSES})
     shares: list[float] = field(default_factory=list)
-    speeds: list[float] = field(default_factory=list)
 
 
 def use(setting: Backoff) -> None:
@@ -114,37 +114,33 @@ class Worker:
         self.end.close()
 
 
-def compute(seconds: float) -> float:
-    """Computes for `seconds` and returns the steps made per second."""
-    a = torch.randn(96, 96)
-    steps, ends = 0, time.monotonic() + seconds
+def compute(seconds: float) -> None:
+    """Computes for `seconds`."""
+    a, ends = torch.randn(96, 96), time.monotonic() + seconds
     while time.monotonic() < ends:
         a = torch.tanh(a @ a)
-        steps += 1
-    return steps / seconds
 
 
-def serve(transport: Transport, server: Server) -> None:
-    """Plays the server's part of every round."""
+def serve(transport: Transport, server: Server) -> dict[str, list[float]]:
+    """Plays the server's part of every round; returns its shares of a core while both workers computed."""
+    shares: dict[str, list[float]] = {name: [] for name in SETTINGS}
     for _ in range(ROUNDS):
-        meet(transport)
-        time.sleep(COMPUTE)
-        for setting in SETTINGS.values():
+        for name, setting in SETTINGS.items():
             use(setting)
             meet(transport)
             for pause, count in PAUSES.items():
                 server.answer(count, pause)
             meet(transport)
+            began, used = time.monotonic(), time.process_time()
             server.answer(2)
-    meet(transport)
+            shares[name].append((time.process_time() - used) / (time.monotonic() - began))
+    return shares
 
 
 def work(transport: Transport, worker: Worker) -> dict[str, Measured]:
     """Plays a worker's part of every round; only worker 0 asks while latencies are measured."""
     found = {name: Measured() for name in SETTINGS}
     for _ in range(ROUNDS):
-        meet(transport)
-        unhindered = compute(COMPUTE)
         for name, setting in SETTINGS.items():
             use(setting)
             meet(transport)
@@ -154,9 +150,8 @@ def work(transport: Transport, worker: Worker) -> dict[str, Measured]:
                 use(Backoff(spin=0.0, shortest=5e-3, longest=5e-3))  # out of the way while it waits for the others
             meet(transport)
             use(setting)
-            found[name].speeds.append(compute(COMPUTE) / unhindered)
+            compute(COMPUTE)
             worker.ask()
-    meet(transport)  # a leave may not arrive where the server counts pushes
     return found
 
 
@@ -174,18 +169,18 @@ def meet(transport: Transport) -> None:
     transport.allgather(b"", LONG)
 
 
-def report(found: dict[str, Measured]) -> None:
+def report(found: dict[str, Measured], of_server: dict[str, list[float]]) -> None:
     """Prints the table: medians, and the 95th percentile of all latencies after a pause."""
     pauses = [f"after {1e3 * pause:g} ms" for pause in PAUSES]
-    print("| waiting | " + " | ".join(pauses) + " | share of a core | speed of the workers |")
+    print("| waiting | " + " | ".join(pauses) + " | worker's share | server's share |")
     print("| --- |" + " ---: |" * (len(PAUSES) + 2))
     for name, measured in found.items():
         cells = [
             f"{1e6 * statistics.median(seconds):.0f} / {1e6 * float(np.quantile(seconds, 0.95)):.0f}"
             for seconds in measured.latencies.values()
         ]
-        share, speed = statistics.median(measured.shares), statistics.median(measured.speeds)
-        print(f"| {name} | " + " | ".join(cells) + f" | {share:.1%} | {speed:.2f} |")
+        shares = [statistics.median(measured.shares), statistics.median(of_server[name])]
+        print(f"| {name} | " + " | ".join([*cells, *(f"{share:.1%}" for share in shares)]) + " |")
 
 
 def main() -> None:
@@ -194,14 +189,16 @@ def main() -> None:
     transport = context.transport
     if context.is_server:
         server = Server(transport)
-        serve(transport, server)
+        shares = serve(transport, server)
+        transport.allgather(json.dumps(shares).encode(), LONG)
         server.close()
         return
     worker = Worker(transport)
     found = work(transport, worker)
+    of_server = json.loads(transport.allgather(b"", LONG)[0])
     worker.close()
     if context.rank == 1:
-        report(found)
+        report(found, of_server)
 
 
 if __name__ == "__main__":

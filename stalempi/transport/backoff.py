@@ -17,7 +17,7 @@ class Backoff:
     Attributes:
         spin: seconds to spin, yielding the core, before the first sleep.
         shortest, longest: seconds of the first sleep and of the longest one.
-        growth: each sleep is that many times the one before, so what a sleep overshoots is about growth - 1 of the wait.
+        growth: each sleep is that many times the one before, so one overshoots by at most growth - 1 of the wait.
         eager: seconds that no sleep exceeds while a message is half here, since MPI moves large ones only when called.
     """
 

@@ -3,7 +3,8 @@
 1. Nothing here blocks while a peer may be waiting: sends are nonblocking, receives are posted before the peer can send.
 2. A buffer belongs to the transfer that uses it until that is complete.
 3. A message is a header and parts. Parts may be sent empty (a leave, an empty push), never partly.
-4. What arrives is checked against its header: kind, sender, layout and bytes. ProtocolError if it does not fit.
+4. What arrives is checked against its header: kind, sender and bytes (the layout by server and worker). ProtocolError
+   if it does not fit.
 """
 
 from __future__ import annotations
