@@ -24,13 +24,17 @@ def main() -> None:
         if only and clause.__name__ not in only:
             continue
         clause(MpiTransport(MPI.COMM_WORLD.Dup()))
-        if MPI.COMM_WORLD.rank == 0:
-            sys.stdout.write(f"{clause.__name__}\n")
-            sys.stdout.flush()
+        _say(clause.__name__)
     MPI.COMM_WORLD.Barrier()
-    if MPI.COMM_WORLD.rank == 0:
-        time.sleep(0.3)
+    _say("kept-by-all")
+    time.sleep(0.5)
     os._exit(0)  # requests that the refusals left behind would keep MPI_Finalize waiting
+
+
+def _say(word: str) -> None:
+    if MPI.COMM_WORLD.rank == 0:
+        sys.stdout.write(f"{word}\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

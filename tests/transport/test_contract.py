@@ -29,7 +29,9 @@ def test_the_in_process_twin_keeps_the_contract(clause: Callable[[Transport], No
 
 
 def kept(done: Finished) -> None:
-    assert done.out.split() == [clause.__name__ for clause in CONTRACT], done.err
+    """Checks that every clause ran on every rank; what a launcher says of ranks that end so abruptly may follow."""
+    expected = [*(clause.__name__ for clause in CONTRACT), "kept-by-all"]
+    assert done.out.split()[: len(expected)] == expected, done.err
 
 
 @pytest.mark.mpi
