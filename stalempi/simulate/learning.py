@@ -158,7 +158,13 @@ class _Run:
         schedule = recipe.schedule()
         by_fastest = partial(_by_fastest, schedule, policy, recipe.batch_size)
         chosen = schedule if recipe.rate_by == "samples" else by_fastest
-        options = ServerOptions(total_samples=recipe.samples, schedule=chosen, now=lambda: job.now)
+        options = ServerOptions(
+            total_samples=recipe.samples,
+            schedule=chosen,
+            stall_warning=math.inf,  # nobody is silent in virtual time, however long an iteration takes
+            stall_timeout=math.inf,
+            now=lambda: job.now,
+        )
         self._server = Server(replica, policy, VirtualTransport(job, 0), options=options, observe=self._see)
         self._examiner = _Examiner(recipe, job, self._server)
         for number, theirs in enumerate(copies):
@@ -166,7 +172,7 @@ class _Run:
                 len(recipe.data.train), num_workers=workload.num_workers, worker_rank=number, seed=seed
             )
             batches = _endless(DataLoader(recipe.data.train, recipe.batch_size, sampler=sampler))
-            job.add(_replica(theirs, recipe), _Step(theirs, batches))
+            job.add(_replica(theirs, recipe), _Step(theirs, batches), schedule=chosen)
 
     def run(self, observe: Observe | None) -> Learned:
         """Serves until all workers have left."""

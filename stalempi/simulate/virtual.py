@@ -57,10 +57,19 @@ class VirtualJob:
         self._left = [False] * workload.num_workers
         self._wire, self._agenda = Wire(network), Agenda(workload)
 
-    def add(self, replica: Replica, step: Callable[[VirtualWorker], None]) -> None:
-        """Adds the next worker; `step` computes one gradient in its replica and calls the worker's own `step`."""
+    def add(
+        self,
+        replica: Replica,
+        step: Callable[[VirtualWorker], None],
+        *,
+        schedule: Callable[[int], float] | None = None,
+    ) -> None:
+        """Adds the next worker; `step` computes one gradient in its replica and calls the worker's own `step`.
+
+        `schedule` is the server's, for the steps that a worker takes alone (cached pulls).
+        """
         transport = VirtualTransport(self, len(self.workers) + 1)
-        worker = VirtualWorker(replica, transport, stall_timeout=math.inf)
+        worker = VirtualWorker(replica, transport, stall_timeout=math.inf, schedule=schedule)
         self.workers.append(worker)
         self.steps.append(lambda: step(worker))
 
