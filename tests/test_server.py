@@ -17,34 +17,9 @@ from stalempi.server import ServerOptions
 from stalempi.train.optimizer import DistributedOptimizer
 
 from .job import run_job
+from .small import data, largest_difference, make_model, momentum, plain, step
 
 torch.set_num_threads(1)
-
-
-def make_model() -> nn.Module:
-    torch.manual_seed(3)
-    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
-
-
-def momentum(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
-
-
-def data(size: int) -> tuple[Tensor, Tensor]:
-    draws = torch.Generator().manual_seed(size)
-    return torch.randn(size, 4, generator=draws), torch.randint(2, (size,), generator=draws)
-
-
-def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> None:
-    optimizer.zero_grad()
-    nn.functional.cross_entropy(model(x), y).backward()
-    optimizer.step()
-
-
-def largest_difference(a: nn.Module, b: nn.Module) -> float:
-    return max(
-        float((p - q).abs().max()) for p, q in zip(a.state_dict().values(), b.state_dict().values(), strict=True)
-    )
 
 
 def test_bsp_weights_gradients_by_the_samples_they_stand_for() -> None:
@@ -115,9 +90,6 @@ def test_a_gradient_that_the_user_sets_is_what_is_sent() -> None:
         for parameter in model.parameters():
             parameter.grad = torch.full_like(parameter, 2.0)
         optimizer.step()
-
-    def plain(model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.SGD(model.parameters(), lr=0.5)
 
     job = run_job(make_model, plain, ASP(), train, workers=1)
     for after, before in zip(job.model.parameters(), make_model().parameters(), strict=True):
@@ -200,9 +172,6 @@ def test_a_lingering_release_is_read_whole_though_others_push_meanwhile() -> Non
                 torn.append(f"worker {worker} got parameters of several versions")
             time.sleep(0.01 * worker)
 
-    def plain(model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.SGD(model.parameters(), lr=0.5)
-
     job = run_job(make_model, plain, ASP(), train, workers=3, delivery=0.05)
     assert torn == []
     assert job.stats.updates == 18
@@ -267,9 +236,6 @@ def test_cached_pulls_keep_ones_own_updates_visible() -> None:
                 parameter.grad = torch.ones_like(parameter)
             optimizer.step()
             assert bool((next(model.parameters()) <= before - 0.5 + 1e-6).all())
-
-    def plain(model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.SGD(model.parameters(), lr=0.5)
 
     job = run_job(make_model, plain, CachedSSP(2), train, workers=2)
     assert job.stats.updates == 8
