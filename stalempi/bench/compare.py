@@ -128,12 +128,12 @@ def _check_real(given: set[str], words: dict[str, Any]) -> None:
     virtual = given & {"compute", "intervals", "latency_ms", "bandwidth", "service_ms"}
     if virtual:
         raise ConfigError(f"--{virtual.pop().replace('_', '-')} is of the virtual clock: leave it out beside --real")
-    if (words["scenario"] or "stalls") == "dies":
+    if find_scenario(words["scenario"]).dies:
         raise ConfigError("--scenario dies is of the virtual clock: a lost rank ends an MPI job")
 
 
 def _real_runs(words: Mapping[str, Any]) -> RealRuns:
-    scenario = find_scenario(words["scenario"] or "stalls")
+    scenario = find_scenario(words["scenario"])
     options = {
         "scenario": scenario.name,
         "iteration-ms": words["iteration_ms"],

@@ -19,6 +19,7 @@ from stalempi.bench.gallery import Gallery
 from stalempi.bench.progress import Display
 from stalempi.bench.report import check_writable, environment, print_summary, write_results
 from stalempi.bench.virtual import plain_warnings
+from stalempi.context import current
 from stalempi.correction import Correction, make_correction
 from stalempi.entry import parse_device
 from stalempi.errors import ConfigError
@@ -132,7 +133,7 @@ def run_rank(options: TrainOptions, ranks: int | None) -> None:
 
 def _scenario(options: TrainOptions) -> Callable[[float], float] | None:
     """Returns how long this worker's iterations take by the scenario, in seconds; the same draws as when simulated."""
-    context = stalempi.init()
+    context = current()
     if options.scenario is None:
         return None
     scenario, unit = find_scenario(options.scenario), options.iteration_ms / 1e3
@@ -176,7 +177,7 @@ def _optimizer(options: TrainOptions, model: nn.Module) -> torch.optim.Optimizer
 
 
 def _work(options: TrainOptions, data: ImageData, model: nn.Module, pace: Pace) -> None:
-    context = stalempi.init()
+    context = current()
     sampler = stalempi.DistributedSampler(len(data.train), seed=options.seed)
     loader = stalempi.DataLoader(data.train, options.batch_size, sampler=sampler)
     torch.manual_seed(options.seed + context.rank)  # dropout differs between workers
@@ -201,7 +202,7 @@ def _serve(options: TrainOptions, data: ImageData, model: nn.Module) -> None:
         for watcher in watchers:
             watcher(event, decisions)
 
-    context = stalempi.init()
+    context = current()
     correction = make_correction(options.correction)
     optimizer = _distribute(options, data, model, correction, observe)
     _print_start(options, data)
@@ -227,7 +228,7 @@ def _serve(options: TrainOptions, data: ImageData, model: nn.Module) -> None:
 
 
 def _print_start(options: TrainOptions, data: ImageData) -> None:
-    context = stalempi.init()
+    context = current()
     click.echo(
         f"stalempi {stalempi.__version__}: {options.policy}, {context.num_workers} worker(s), {options.model} on "
         f"{data.name} ({len(data.train)} images), {context.transport.description}, {context.device.type}"
@@ -239,7 +240,7 @@ def _largest_gap(policy: Policy) -> int:
 
 
 def _finish(options: TrainOptions, model: nn.Module, stats: RunStats, curve: list[Point]) -> None:
-    context = stalempi.init()
+    context = current()
     accuracy, loss = curve[-1].accuracy, curve[-1].loss
     if not math.isfinite(loss):
         raise stalempi.NonFiniteError(f"the test loss is {loss}: training diverged; lower --lr")

@@ -170,7 +170,7 @@ def source_from(words: dict[str, Any]) -> Source:
         distribution = parse_distribution(compute)
         mean = float(compute.split(":")[1])
         return Source(compute, number, mean, lambda seed, _: drawn(distribution, number, seed=seed))
-    named = find_scenario(scenario or "stalls")
+    named = find_scenario(scenario)
     number = named.num_workers if workers is None else workers
     named.workload(number, seed=0, horizon=1.0, unit=unit)
 

@@ -88,8 +88,9 @@ SCENARIOS = {
 }
 
 
-def find_scenario(name: str) -> Scenario:
-    """Returns the scenario called `name`; ConfigError lists them."""
+def find_scenario(name: str | None) -> Scenario:
+    """Returns the scenario called `name`, stalls by default; ConfigError lists them."""
+    name = name or "stalls"
     if name not in SCENARIOS:
         raise ConfigError(f"scenario must be one of {', '.join(SCENARIOS)}, got {name!r}")
     return SCENARIOS[name]
