@@ -72,3 +72,10 @@ def test_shares_are_numbers_between_commas() -> None:
     assert parse_shares("") == ()
     with pytest.raises(ConfigError, match=r"expected shares such as 0\.5,0\.75, got 'half'"):
         parse_shares("half")
+
+
+def test_narrowing_is_read_as_two_counts_of_pushes() -> None:
+    words: dict[str, object] = dict.fromkeys(("bound", "lower", "upper", "controller", "predictor", "backup"))
+    assert "narrow=10:20" in str(policy_from({"policy": "dssp", "narrow": "10:20", **words}))
+    with pytest.raises(ConfigError, match="--narrow takes BEGIN:END"):
+        policy_from({"policy": "dssp", "narrow": "10", **words})
