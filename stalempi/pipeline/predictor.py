@@ -1,0 +1,85 @@
+"""Guesses error gradients (DNI, decoupled neural interfaces)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from stalempi.errors import ConfigError
+
+__all__ = ["Predictor", "make_predictor"]
+
+_KEPT = 0.99  # of the running mean square, at each step
+
+
+def make_predictor(activation: Tensor) -> nn.Module:
+    """Makes a net of two layers that maps an activation to a guess of its error gradient, zero at first.
+
+    Args:
+        activation: (N, C, H, W) for one with convolutions, (N, ..., features) for one with linear layers.
+    """
+    if activation.dim() == 4:  # images
+        channels = activation.shape[1]
+        last: nn.Conv2d | nn.Linear = nn.Conv2d(channels, channels, 5, padding=2)
+        first: nn.Module = nn.Conv2d(channels, channels, 5, padding=2, bias=False)
+        norm: nn.Module = nn.BatchNorm2d(channels)
+    elif activation.dim() >= 2:
+        features = activation.shape[-1]
+        first, norm, last = nn.Linear(features, features), nn.LayerNorm(features), nn.Linear(features, features)
+    else:
+        raise ConfigError(
+            f"dni predicts gradients of activations with a batch dimension, got {tuple(activation.shape)}"
+        )
+    nn.init.zeros_(last.weight)
+    assert last.bias is not None
+    nn.init.zeros_(last.bias)
+    return nn.Sequential(first, norm, nn.ReLU(), last).to(activation.device)
+
+
+class Predictor:
+    """The net of one block, and its training.
+
+    Error gradients are small and shrink as training goes on, so the net learns them in units of their running root
+    mean square; until the first has come, the guess is zero.
+
+    Args:
+        seed: of the net's first weights.
+        lr: of its own Adam.
+    """
+
+    def __init__(self, seed: int, *, lr: float = 1e-3) -> None:
+        self._seed, self._lr = seed, lr
+        self.net: nn.Module | None = None
+        self.optimizer: torch.optim.Optimizer | None = None
+        self.mean_square = 0.0
+        self._seen: Tensor | None = None
+
+    def predict(self, activation: Tensor) -> Tensor:
+        """Returns the guess for a detached activation, of its shape, and remembers the activation for `train`."""
+        net, _ = self.build(activation)
+        self._seen = activation
+        with torch.no_grad():
+            return torch.as_tensor(net(activation) * math.sqrt(self.mean_square))
+
+    def train(self, gradient: Tensor) -> None:
+        """Teaches the net what the error gradient of the activation seen last was: mean square error, one step."""
+        assert self._seen is not None, "a prediction comes first"
+        net, optimizer = self.build(self._seen)
+        square = float(gradient.square().mean())
+        self.mean_square = _KEPT * self.mean_square + (1 - _KEPT) * square if self.mean_square else square
+        if not self.mean_square:
+            return
+        optimizer.zero_grad()
+        nn.functional.mse_loss(net(self._seen), gradient / math.sqrt(self.mean_square)).backward()
+        optimizer.step()
+
+    def build(self, activation: Tensor) -> tuple[nn.Module, torch.optim.Optimizer]:
+        """Returns the net and its optimizer, made for activations of this kind the first time."""
+        if self.net is None or self.optimizer is None:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(self._seed)
+                self.net = make_predictor(activation)
+            self.optimizer = torch.optim.Adam(self.net.parameters(), lr=self._lr)
+        return self.net, self.optimizer
