@@ -14,7 +14,7 @@ import torch
 from stalempi import context
 from stalempi.context import Context
 from stalempi.errors import ConfigError
-from stalempi.roles import assign_role
+from stalempi.roles import assign_block, assign_role
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -27,7 +27,9 @@ logger = logging.getLogger("stalempi")
 _LAUNCHER_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 
 
-def init(comm: MPI.Intracomm | None = None, *, device: str | torch.device | None = None) -> Context:
+def init(
+    comm: MPI.Intracomm | None = None, *, device: str | torch.device | None = None, pipeline: bool = False
+) -> Context:
     """Starts stalempi on this rank; every rank of `comm` calls it, before anything touches a GPU.
 
     Args:
@@ -35,6 +37,7 @@ def init(comm: MPI.Intracomm | None = None, *, device: str | torch.device | None
             caller's own messages never meet ours.
         device: where to compute: "cpu", "cuda", "cuda:N"; by default the GPU number local_rank % GPUs where there is
             one, else the CPU.
+        pipeline: whether every rank is to hold a block of a model, instead of a server and its workers.
 
     From here on an uncaught exception on any rank ends the whole job. Returns the context; calling it again returns the
     same one.
@@ -55,7 +58,8 @@ def init(comm: MPI.Intracomm | None = None, *, device: str | torch.device | None
     abort.install()
     world = comm or mpi.COMM_WORLD
     _check_launch(world.Get_size())
-    role = assign_role(world.Get_rank(), world.Get_size())
+    assign = assign_block if pipeline else assign_role
+    role = assign(world.Get_rank(), world.Get_size())
     ours = world.Dup()
     local: Any = ours.Split_type(mpi.COMM_TYPE_SHARED)
     found = Context(

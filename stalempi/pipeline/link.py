@@ -9,19 +9,33 @@ A link has two directions, each a sender on one block and a receiver on the othe
 
 from __future__ import annotations
 
+import enum
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
+import torch
 from torch import Tensor
 
 from stalempi.errors import ProtocolError, StallError
 
-__all__ = ["Key", "LocalLink", "Receiver", "Sender", "check_key"]
+__all__ = ["Key", "Lane", "Links", "LocalLink", "Receiver", "Sender", "check_key"]
 
 Key = tuple[int, int]
 """A batch (counted over the whole training) and a micro-batch of it."""
+
+
+class Lane(enum.IntEnum):
+    """Queues between two ranks, each with its own order."""
+
+    ACTIVATION = 0
+    GRADIENT = 1
+    LABEL = 2
+    STATE = 3  # tensors of any size, one receive at a time
+    REPLICA = 4
+    TIE = 5
 
 
 class Sender(ABC):
@@ -48,6 +62,22 @@ class Receiver(ABC):
         """Returns the next message; ProtocolError if it is not for `key`, StallError at the deadline."""
 
 
+class Links(ABC):
+    """Makes the queues between this rank and others."""
+
+    @abstractmethod
+    def sender(self, rank: int, lane: Lane, depth: int, *, timeout: float) -> Sender:
+        """Opens the sending end of a queue to `rank` in which `depth` messages may be on their way."""
+
+    @abstractmethod
+    def receiver(self, rank: int, lane: Lane, depth: int, *, timeout: float, device: torch.device) -> Receiver:
+        """Opens the receiving end of a queue from `rank`; what arrives is put on `device`."""
+
+    @abstractmethod
+    def progress(self) -> AbstractContextManager[None]:
+        """Keeps messages moving while this rank computes, until the end of the block."""
+
+
 def check_key(got: Key, wanted: Key, peer: str) -> None:
     """Raises ProtocolError if a message is for another batch than the one that is due (DSP's index algebra, Eq. 6)."""
     if got != wanted:
@@ -66,7 +96,7 @@ class LocalLink(Sender, Receiver):
     """
 
     def __init__(self, peer: str, timeout: float = 0.0) -> None:
-        self._peer, self._timeout = peer, timeout
+        self._peer, self.timeout = peer, timeout
         self._queue: deque[tuple[Key, tuple[Tensor, ...]]] = deque()
         self._arrived = threading.Condition()
 
@@ -83,8 +113,8 @@ class LocalLink(Sender, Receiver):
 
     def receive(self, key: Key) -> tuple[Tensor, ...]:
         with self._arrived:
-            if not self._arrived.wait_for(lambda: bool(self._queue), self._timeout):
-                raise StallError(f"nothing came from {self._peer} within {self._timeout:g} s")
+            if not self._arrived.wait_for(lambda: bool(self._queue), self.timeout):
+                raise StallError(f"nothing came from {self._peer} within {self.timeout:g} s")
             got, tensors = self._queue.popleft()
         check_key(got, key, self._peer)
         return tensors

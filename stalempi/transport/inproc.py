@@ -7,10 +7,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import torch
+
 from stalempi.errors import StallError
+from stalempi.pipeline.link import Lane, Links, LocalLink, Receiver, Sender
 from stalempi.transport.base import Packet, Parts, ServerEnd, Transport, WorkerEnd, check_received
 from stalempi.transport.message import Kind
 
@@ -34,11 +38,17 @@ class _Hub:
     opened: threading.Event = field(default_factory=threading.Event)
     to_server: queue.SimpleQueue[tuple[int, int]] = field(default_factory=queue.SimpleQueue)
     to_worker: list[queue.SimpleQueue[_Release]] = field(init=False)
+    links: dict[tuple[int, int, Lane], LocalLink] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self.barrier = threading.Barrier(self.size, action=self.here.clear)
         self.gathered = [b""] * self.size
         self.to_worker = [queue.SimpleQueue() for _ in range(self.size - 1)]
+
+    def link(self, sender: int, receiver: int, lane: Lane) -> LocalLink:
+        with self.lock:
+            return self.links.setdefault((sender, receiver, lane), LocalLink(f"rank {sender}"))
 
 
 @dataclass
@@ -51,7 +61,7 @@ class _Release:
     done: threading.Event = field(default_factory=threading.Event)
 
 
-class InprocTransport(Transport):
+class InprocTransport(Transport, Links):
     """One rank of an in-process job; make all of them with `group`."""
 
     description = "in process"
@@ -101,6 +111,19 @@ class InprocTransport(Transport):
     def worker_end(self, push: Packet, release: Packet) -> WorkerEnd:
         self._hub.opened.wait(60)
         return _InprocWorkerEnd(self._hub, self.rank, push, release)
+
+    def sender(self, rank: int, lane: Lane, depth: int, *, timeout: float) -> Sender:
+        del depth, timeout
+        return self._hub.link(self.rank, rank, lane)
+
+    def receiver(self, rank: int, lane: Lane, depth: int, *, timeout: float, device: torch.device) -> Receiver:
+        del depth, device
+        link = self._hub.link(rank, self.rank, lane)
+        link.timeout = timeout
+        return link
+
+    def progress(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def close(self) -> None:
         pass

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import TypeAlias, cast
 
 import numpy as np
+import torch
 from mpi4py import MPI
 
 from stalempi.errors import ProtocolError, StallError
+from stalempi.pipeline.link import Lane, Links, Receiver, Sender
 from stalempi.transport.backoff import wait_for
 from stalempi.transport.base import Packet, Parts, ServerEnd, Transport, WorkerEnd, check_received
+from stalempi.transport.links import MpiReceiver, MpiSender, Progress
 from stalempi.transport.message import Kind, Tag
 
 __all__ = ["MpiTransport"]
@@ -21,7 +26,7 @@ SERVER = 0
 _EMPTY = np.empty(0, dtype=np.uint8)
 
 
-class MpiTransport(Transport):
+class MpiTransport(Transport, Links):
     """One rank of an MPI job.
 
     Args:
@@ -99,6 +104,19 @@ class MpiTransport(Transport):
 
     def worker_end(self, push: Packet, release: Packet) -> WorkerEnd:
         return _MpiWorkerEnd(self._comm, push, release)
+
+    def sender(self, rank: int, lane: Lane, depth: int, *, timeout: float) -> Sender:
+        return MpiSender(self._comm, rank, lane, depth, progress=self._links, timeout=timeout)
+
+    def receiver(self, rank: int, lane: Lane, depth: int, *, timeout: float, device: torch.device) -> Receiver:
+        return MpiReceiver(self._comm, rank, lane, depth, progress=self._links, timeout=timeout, device=device)
+
+    def progress(self) -> AbstractContextManager[None]:
+        return self._links.running()
+
+    @cached_property
+    def _links(self) -> Progress:
+        return Progress(self._comm)
 
     def close(self) -> None:
         self._comm.Free()
