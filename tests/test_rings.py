@@ -15,7 +15,7 @@ import stalempi
 PACKAGE = Path(stalempi.__file__).parent
 STANDARD = set(sys.stdlib_module_names)
 
-PURE = {"errors", "roles", "version"}
+PURE = {"errors", "roles", "version", "pipeline.partition"}
 MPI = {"entry", "abort", "transport.mpi"}
 OUTSIDE = {0: set[str](), 1: {"torch", "torchvision", "numpy", "PIL"}, 2: {"torch", "numpy", "mpi4py"}}
 
