@@ -1,0 +1,1 @@
+"""Tests of cutting a model and training it in blocks."""
