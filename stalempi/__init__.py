@@ -6,6 +6,14 @@ The gradient's path, data-parallel: rank 0 is the server, the other ranks are wo
     gradient ── push ──> bytes ──> slot ──> event ──────────────────────────> decides
     new parameters <── release ── bytes <── applies, releases <── decisions ──┘
 
+A model-parallel job has no server; block k of the model is on the k-th of consecutive ranks.
+
+    pipeline/schedules.py   pipeline/runner.py                      pipeline/link.py, transport/links.py
+    F5 <B3 B3 U3 ...  ────> block k ── activation ──> link ──> block k+1
+                            block k <─ error grad ─── link <── block k+1
+
+pipeline/block.py computes; pipeline/pipeline.py is what a user holds of this path.
+
 replica.py and flat.py lay the model out so that a push and a release are views of it. train/optimizer.py is what a user
 holds of this path; entry.py joins it to MPI.
 """
@@ -20,6 +28,21 @@ from stalempi import context as _context
 from stalempi.context import Context
 from stalempi.entry import init, shutdown
 from stalempi.errors import ConfigError, NonFiniteError, ProtocolError, StalempiError, StallError
+from stalempi.pipeline.build import BlockOptions
+from stalempi.pipeline.pipeline import Pipeline, PipelineStats
+from stalempi.pipeline.schedules import (
+    BP,
+    DDG,
+    DNI,
+    DSP,
+    FR,
+    GPipe,
+    OneForwardOneBackward,
+    PipeDream,
+    Schedule,
+    TwoBW,
+)
+from stalempi.pipeline.update import UpdateOptions
 from stalempi.policy import ASP, BSP, DSSP, SSP, CachedSSP, Policy
 from stalempi.stats import RunStats, WorkerStats
 from stalempi.train.loader import DataLoader
@@ -35,21 +58,35 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ASP",
+    "BP",
     "BSP",
+    "DDG",
+    "DNI",
+    "DSP",
     "DSSP",
+    "FR",
     "SSP",
+    "BlockOptions",
     "CachedSSP",
     "ConfigError",
     "Context",
     "DataLoader",
     "DistributedOptimizer",
     "DistributedSampler",
+    "GPipe",
     "NonFiniteError",
+    "OneForwardOneBackward",
+    "PipeDream",
+    "Pipeline",
+    "PipelineStats",
     "Policy",
     "ProtocolError",
     "RunStats",
+    "Schedule",
     "StalempiError",
     "StallError",
+    "TwoBW",
+    "UpdateOptions",
     "WorkerStats",
     "__version__",
     "device",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 
-from stalempi.errors import StallError
+from stalempi.errors import ConfigError, StallError
 from stalempi.policy.base import Policy
 
-__all__ = ["CHECK_EVERY", "Silence"]
+__all__ = ["CHECK_EVERY", "Silence", "default_stall_timeout"]
 
 logger = logging.getLogger("stalempi.server")
 
@@ -52,3 +53,12 @@ class Silence:
                 self._warned[worker] = True
                 waiting = [str(w) for w in policy.clocks.workers() if not policy.is_running(w)]
                 logger.warning("%s; waiting for it: workers %s", where, ", ".join(waiting) or "none")
+
+
+def default_stall_timeout() -> float:
+    """Returns the seconds of silence that end a job where nothing else is said: STALEMPI_STALL_TIMEOUT, or 600."""
+    text = os.environ.get("STALEMPI_STALL_TIMEOUT", "600")
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"STALEMPI_STALL_TIMEOUT must be a number of seconds, got {text!r}") from None

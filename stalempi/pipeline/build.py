@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from stalempi.pipeline.block import Block, Loss
 from stalempi.pipeline.dryrun import Done
-from stalempi.pipeline.link import Receiver
+from stalempi.pipeline.link import Receiver, Sender
 from stalempi.pipeline.predictor import Predictor
 from stalempi.pipeline.runner import Neighbour, Runner, Stretch
 from stalempi.pipeline.schedules import Schedule
@@ -38,7 +39,8 @@ class Ends:
     below: Neighbour | None = None
     above: Neighbour | None = None
     labels: Receiver | None = None
-    agree: Callable[[list[Tensor]], None] | None = None
+    labels_out: Sender | None = None
+    agree: Callable[[list[Tensor], int], int] | None = None
 
 
 def build_runner(  # noqa: PLR0913 - made in two places
@@ -53,8 +55,12 @@ def build_runner(  # noqa: PLR0913 - made in two places
     options: BlockOptions,
     stretch: Stretch | None = None,
     record: Callable[[Done], None] | None = None,
+    progress: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Runner:
-    """Puts block `number` of `blocks` together, in training mode; `loss` is used by the last one."""
+    """Puts block `number` of `blocks` together, in training mode; `loss` is used by the last one.
+
+    `progress` keeps messages moving during a computation.
+    """
     module.train()
     trained = [p for p in module.parameters() if p.requires_grad]
     updater = Updater(module, optimizer(trained) if trained else None, options.update, agree=ends.agree)
@@ -76,7 +82,9 @@ def build_runner(  # noqa: PLR0913 - made in two places
         below=ends.below,
         above=ends.above,
         labels=ends.labels,
+        labels_out=ends.labels_out,
         predictor=guess,
         stretch=stretch,
         record=record,
+        progress=progress,
     )

@@ -33,9 +33,16 @@ class Lane(enum.IntEnum):
     ACTIVATION = 0
     GRADIENT = 1
     LABEL = 2
-    STATE = 3  # tensors of any size, one receive at a time
-    REPLICA = 4
-    TIE = 5
+    REPLICA = 3
+    TIE = 4
+    STATE = 5
+    START = 6
+    EVALUATION = 7
+
+    @property
+    def any_size(self) -> bool:
+        """Whether messages may be of any size, one receive at a time; else the first settles the size of the rest."""
+        return self in (Lane.STATE, Lane.START, Lane.EVALUATION)
 
 
 class Sender(ABC):
@@ -47,7 +54,7 @@ class Sender(ABC):
 
     @abstractmethod
     def flush(self) -> None:
-        """Waits until everything has gone; StallError at the deadline."""
+        """Waits until everything has gone; StallError at the deadline. No close is needed after it."""
 
 
 class Receiver(ABC):
@@ -60,6 +67,10 @@ class Receiver(ABC):
     @abstractmethod
     def receive(self, key: Key) -> tuple[Tensor, ...]:
         """Returns the next message; ProtocolError if it is not for `key`, StallError at the deadline."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Takes back what was posted for messages that will not come."""
 
 
 class Links(ABC):
@@ -110,6 +121,9 @@ class LocalLink(Sender, Receiver):
 
     def ready(self) -> bool:
         return bool(self._queue)
+
+    def close(self) -> None:
+        pass
 
     def receive(self, key: Key) -> tuple[Tensor, ...]:
         with self._arrived:

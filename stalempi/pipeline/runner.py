@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -39,10 +40,11 @@ class Runner:
         block: what computes.
         schedule: says what comes next.
         below, above: the links to its neighbours; None at the ends.
-        labels: where the last block's labels come from, if they are sent along.
+        labels, labels_out: the two ends of what carries labels from the first block to the last, if they are sent.
         predictor: for DNI, on every block but the last.
         stretch: makes computations longer, for experiments.
         record: called with every action that is done, its times in seconds of `time.perf_counter`.
+        progress: keeps messages moving during a computation.
 
     Attributes:
         batches: taken in so far.
@@ -57,16 +59,19 @@ class Runner:
         below: Neighbour | None = None,
         above: Neighbour | None = None,
         labels: Receiver | None = None,
+        labels_out: Sender | None = None,
         predictor: Predictor | None = None,
         stretch: Stretch | None = None,
         record: Callable[[Done], None] | None = None,
+        progress: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         schedule.check(block.blocks)
         assert (below is None) == block.is_first, "only the first block has none below"
         assert (above is None) == block.is_last, "only the last block has none above"
         self.block, self.schedule, self.predictor = block, schedule, predictor
-        self._below, self._above, self._labels = below, above, labels
-        self._stretch, self._record = stretch, record
+        self._below, self._above = below, above
+        self._labels, self._labels_out = labels, labels_out
+        self._stretch, self._record, self._progress = stretch, record, progress
         self.batches = 0
         self.waited = 0.0
         self._base = 0  # batches before the pipe was drained last: the schedule counts from there
@@ -90,14 +95,14 @@ class Runner:
 
         Args:
             x: the batch, on the first block.
-            y: its labels, on the last block, unless they are sent along.
+            y: its labels, on the last block, or on the first if they are sent.
         """
         if self.block.is_first:
             assert x is not None, "the first block takes the data in"
             self._place("input", x)
-        if self.block.is_last and self._labels is None:
-            assert y is not None, "the last block needs the labels"
+        if y is not None:
             self._place("label", y)
+            self._send_labels()
         self._todo.extend(self.schedule.step(self.block.number, self.block.blocks, self.batches - self._base))
         self.batches += 1
 
@@ -125,6 +130,17 @@ class Runner:
         self._base = self.batches
         self.block.weights.restart(self.block.updater.updates)
 
+    def close(self) -> None:
+        """Takes back what was posted for messages of later batches."""
+        for neighbour in (self._below, self._above):
+            if neighbour:
+                neighbour.sends.flush()
+                neighbour.receives.close()
+        if self._labels_out:
+            self._labels_out.flush()
+        if self._labels:
+            self._labels.close()
+
     def _place(self, what: str, tensors: Sequence[Tensor]) -> None:
         parts = self.schedule.micro_batches
         samples = {len(tensor) for tensor in tensors}
@@ -137,6 +153,12 @@ class Runner:
         for micro in range(parts):
             self._here[what, (self.batches, micro)] = tuple(pieces[micro] for pieces in split)
 
+    def _send_labels(self) -> None:
+        for micro in range(self.schedule.micro_batches if self._labels_out else 0):
+            assert self._labels_out is not None, "a block to send to"
+            key = self.batches, micro
+            self._labels_out.send(key, self._here.pop(("label", key)))
+
     def _key(self, action: Action) -> Key:
         return self._base + action.batch, action.micro or 0
 
@@ -147,9 +169,13 @@ class Runner:
 
     def _do(self, action: Action) -> None:
         began = time.perf_counter()
-        self._work[action.op](self._key(action))
-        if self._stretch and not (action.op.is_send or action.op.is_receive or action.op is Op.RECOMPUTE):
-            self._stretch(action.op, self._base + action.batch, began)
+        if action.op.is_send or action.op.is_receive:
+            self._work[action.op](self._key(action))
+        else:
+            with self._progress():
+                self._work[action.op](self._key(action))
+                if self._stretch and action.op is not Op.RECOMPUTE:
+                    self._stretch(action.op, self._base + action.batch, began)
         ended = time.perf_counter()
         if action.op.is_receive:
             self.waited += ended - began
@@ -162,6 +188,8 @@ class Runner:
         self._here["input", key] = self._below.receives.receive(key)
 
     def _forward(self, key: Key) -> None:
+        if self._labels:
+            self._here["label", key] = self._labels.receive(key)
         outputs = self.block.forward(key, self._here.pop(("input", key)))
         if not self.block.is_last:
             self._here["output", key] = outputs
@@ -181,13 +209,9 @@ class Runner:
         self._here["teach" if self.schedule.predicts else "gradient", key] = self._above.receives.receive(key)
 
     def _backward(self, key: Key) -> None:
-        gradients = self._own_labels(key) if self.block.is_last else self._here.pop(("gradient", key))
-        below = self.block.backward(key, gradients)
+        below = self.block.backward(key, self._here.pop(("label" if self.block.is_last else "gradient", key)))
         if not self.block.is_first:
             self._here["below", key] = below
-
-    def _own_labels(self, key: Key) -> Tensors:
-        return self._labels.receive(key) if self._labels else self._here.pop(("label", key))
 
     def _send_gradient(self, key: Key) -> None:
         assert self._below is not None, "a block below"

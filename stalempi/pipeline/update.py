@@ -44,7 +44,8 @@ class Updater:
         module: the block.
         optimizer: of its parameters; None if it has none.
         options: see `UpdateOptions`.
-        agree: makes `.grad` of the parameters given the mean over the block's replicas; None if there is one.
+        agree: called as agree(gradients, samples): makes gradients their mean over the block's replicas, in place, and
+            returns the samples of all; None if there is one.
 
     Attributes:
         parameters: those trained, by name.
@@ -59,7 +60,7 @@ class Updater:
         optimizer: torch.optim.Optimizer | None,
         options: UpdateOptions | None = None,
         *,
-        agree: Callable[[list[Tensor]], None] | None = None,
+        agree: Callable[[list[Tensor], int], int] | None = None,
     ) -> None:
         self.parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.optimizer, self.options, self._agree = optimizer, options or UpdateOptions(), agree
@@ -101,7 +102,7 @@ class Updater:
             for gradient in gradients:
                 gradient.div_(divisor)
         if self._agree:
-            self._agree(gradients)
+            self._pending = self._agree(gradients, self._pending)
         self.samples += self._pending
         self.updates += 1
         if self.options.loss_scale != 1 and not all(bool(torch.isfinite(g).all()) for g in gradients):

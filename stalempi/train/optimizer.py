@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
@@ -19,6 +18,7 @@ from stalempi.errors import ConfigError
 from stalempi.policy.base import Decision, Event, Policy
 from stalempi.replica import DEFAULT_BUCKET_BYTES, Replica, difference
 from stalempi.server import Server, ServerOptions
+from stalempi.silence import default_stall_timeout
 from stalempi.stats import RunStats
 from stalempi.train.samples import count_samples
 from stalempi.worker import Worker
@@ -68,7 +68,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     ) -> None:
         self._context = context or contexts.current()
         _check_optimizer(optimizer)
-        timeout = stall_timeout if stall_timeout is not None else _default_stall_timeout()
+        timeout = stall_timeout if stall_timeout is not None else default_stall_timeout()
         options = ServerOptions(total_samples, schedule, nonfinite, min(60.0, timeout / 2), timeout)
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.param_groups = optimizer.param_groups
@@ -215,11 +215,3 @@ def _check_optimizer(optimizer: object) -> None:
         raise ConfigError(f"optimizer must be a plain torch optimizer, got {type(optimizer).__name__}")
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ConfigError("LBFGS needs a closure on the server, which has no data: use SGD, Adam or another")
-
-
-def _default_stall_timeout() -> float:
-    text = os.environ.get("STALEMPI_STALL_TIMEOUT", "600")
-    try:
-        return float(text)
-    except ValueError:
-        raise ConfigError(f"STALEMPI_STALL_TIMEOUT must be a number of seconds, got {text!r}") from None

@@ -87,10 +87,10 @@ def _tags(lane: Lane) -> tuple[int, int]:
     return _FIRST_TAG + 2 * lane, _FIRST_TAG + 2 * lane + 1
 
 
-def _bytes(tensor: Tensor) -> list[Tensor]:
-    """Returns a contiguous tensor's memory as pieces that one MPI message can carry."""
+def _pieces(tensor: Tensor, room: int) -> list[Tensor]:
+    """Returns a contiguous tensor's memory as messages: as many as `room` bytes would take, the last ones empty."""
     flat = tensor.reshape(-1).view(torch.uint8)
-    return list(flat.split(MAX_BUCKET_BYTES)) if flat.numel() else [flat]
+    return [flat[at : at + MAX_BUCKET_BYTES] for at in range(0, max(room, 1), MAX_BUCKET_BYTES)]
 
 
 def _describe(key: Key, tensors: Sequence[Tensor]) -> Header:
@@ -113,23 +113,22 @@ class MpiSender(Sender):
         progress: whose lock is held during calls.
         timeout: seconds that a full queue may stay full.
 
-    On `Lane.STATE` messages may be of any size; on the others the first settles how large the later ones may be.
+    Unless the lane takes any size, the first message settles how large the later ones may be.
     """
 
     def __init__(
         self, comm: MPI.Intracomm, rank: int, lane: Lane, depth: int, *, progress: Progress, timeout: float
     ) -> None:
         self._comm, self._rank, self._tags = comm, rank, _tags(lane)
-        self._depth, self._progress, self._timeout, self._fixed = depth, progress, timeout, lane is not Lane.STATE
+        self._depth, self._progress, self._timeout, self._fixed = depth, progress, timeout, not lane.any_size
         self._on_way: deque[tuple[list[MPI.Request], list[object]]] = deque()
         self._limits: list[tuple[torch.dtype, int]] | None = None
 
     def send(self, key: Key, tensors: Sequence[Tensor]) -> None:
         self._check(tensors)
         self._wait(self._depth - 1)
-        wire = [_to_host(tensor) for tensor in tensors]
         header = _describe(key, tensors)
-        pieces = [piece for tensor in wire for piece in _bytes(tensor)]
+        pieces = self._cut([_to_host(tensor) for tensor in tensors])
         with self._progress.lock:
             requests = [self._comm.Isend(header, self._rank, self._tags[0])]
             requests += [self._comm.Isend(piece, self._rank, self._tags[1]) for piece in pieces]
@@ -137,6 +136,11 @@ class MpiSender(Sender):
 
     def flush(self) -> None:
         self._wait(0)
+
+    def _cut(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Cuts tensors into the messages that the receives which are posted expect."""
+        rooms = [t.nbytes for t in tensors] if self._limits is None else [room for _, room in self._limits]
+        return [piece for tensor, room in zip(tensors, rooms, strict=True) for piece in _pieces(tensor, room)]
 
     def _wait(self, most: int) -> None:
         def few() -> bool:
@@ -154,7 +158,7 @@ class MpiSender(Sender):
                 f"between blocks go at most {_MAX_TENSORS} tensors of at most {_MAX_DIMS} dimensions and a common "
                 f"dtype, got {', '.join(f'{tuple(t.shape)} {t.dtype}' for t in tensors)}: cut elsewhere"
             )
-        if not self._fixed or not tensors:
+        if not self._fixed:
             return
         sizes = [(tensor.dtype, tensor.nbytes) for tensor in tensors]
         self._limits = self._limits or sizes
@@ -214,17 +218,21 @@ class MpiReceiver(Receiver):
     ) -> None:
         self._comm, self._rank, self._tags = comm, rank, _tags(lane)
         self._depth, self._progress, self._timeout = depth, progress, timeout
-        self._device, self._fixed = device, lane is not Lane.STATE
+        self._device, self._fixed = device, not lane.any_size
         self._sizes: list[int] | None = None
         self._slots: deque[_Slot] = deque()
-        with progress.lock:
-            self._post()
+        if self._fixed:
+            with progress.lock:
+                self._post()
 
     def ready(self) -> bool:
         with self._progress.lock:
             return self._whole()
 
     def receive(self, key: Key) -> tuple[Tensor, ...]:
+        if not self._slots:
+            with self._progress.lock:
+                self._post()
         if not wait_for(self.ready, self._timeout, lambda: self._slots[0].here):
             raise StallError(
                 f"nothing came from rank {self._rank} for {self._timeout:g} s, batch {key[0]}.{key[1]} is due: "
@@ -232,14 +240,23 @@ class MpiReceiver(Receiver):
             )
         slot = self._slots.popleft()
         tensors = self._unpack(slot)
-        if self._fixed and self._sizes is None and tensors:
+        if self._fixed and self._sizes is None:
             assert slot.buffers is not None, "it is whole"
             self._sizes = [buffer.numel() for buffer in slot.buffers]
-        with self._progress.lock:
-            self._post()
+        if self._fixed:
+            with self._progress.lock:
+                self._post()
         got = int(slot.header[1]), int(slot.header[2])
         check_key(got, key, f"rank {self._rank}")
         return tensors
+
+    def close(self) -> None:
+        with self._progress.lock:
+            for slot in self._slots:
+                for request in (slot.begun, *(slot.requests or ())):
+                    request.Cancel()
+                    request.Wait()
+        self._slots.clear()
 
     def _post(self) -> None:
         """Posts the receives of as many messages as can be on their way, or of one while their size is not known."""
@@ -255,7 +272,9 @@ class MpiReceiver(Receiver):
         pinned = self._device.type == "cuda"
         slot.buffers = [torch.empty(size, dtype=torch.uint8, pin_memory=pinned) for size in sizes]
         slot.requests = [
-            self._comm.Irecv(piece, self._rank, self._tags[1]) for buffer in slot.buffers for piece in _bytes(buffer)
+            self._comm.Irecv(piece, self._rank, self._tags[1])
+            for buffer in slot.buffers
+            for piece in _pieces(buffer, buffer.numel())
         ]
 
     def _whole(self) -> bool:

@@ -1,0 +1,392 @@
+"""Is what a user holds of a pipeline: one block of the model on this rank, trained in step with the others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stalempi import context as contexts
+from stalempi.context import Context
+from stalempi.errors import ConfigError
+from stalempi.pipeline.block import Loss, Tensors
+from stalempi.pipeline.build import BlockOptions, Ends, MakeOptimizer, build_runner
+from stalempi.pipeline.dryrun import Done, link_depths
+from stalempi.pipeline.evaluation import Score, evaluate_block
+from stalempi.pipeline.link import Lane, Links, Receiver, Sender
+from stalempi.pipeline.measure import best_boundaries, measure
+from stalempi.pipeline.replicas import Replicas
+from stalempi.pipeline.runner import Neighbour, Runner, Stretch
+from stalempi.pipeline.schedules import BP, Schedule
+from stalempi.pipeline.split import Blocks, flatten, merge_state_dicts, split
+from stalempi.roles import assign_block
+from stalempi.silence import default_stall_timeout
+
+__all__ = ["Pipeline", "PipelineStats"]
+
+Batch = Tensor | Sequence[Tensor]
+
+
+@dataclass(frozen=True)
+class PipelineStats:
+    """What this rank's block has done.
+
+    Attributes:
+        block, replica: its number, and of which copy of the pipeline.
+        steps: batches taken in.
+        updates, samples: made, and what they stood for.
+        skipped: updates left out because scaled gradients overflowed.
+        waited: seconds spent in waiting for neighbours.
+        staleness: how many backwards came so many updates after their forward.
+        most_held: the most batches (or micro-batches) between their forward and their backward at once.
+        versions: of the weights, the most at once.
+    """
+
+    block: int
+    replica: int
+    steps: int
+    updates: int
+    samples: int
+    skipped: int
+    waited: float
+    staleness: dict[int, int]
+    most_held: int
+    versions: int
+
+
+class Pipeline:
+    """Trains a model cut into one block a rank; every rank makes it alike and calls the same methods in one order.
+
+    Args:
+        model: an `nn.Sequential`. Each rank keeps its own block and drops the rest.
+        optimizer: makes the optimizer of a block's parameters, as in `lambda p: torch.optim.SGD(p, lr=0.01)`.
+        loss: `loss(output, labels)`, a mean over samples; used on the last rank.
+        method: a schedule, as in `stalempi.DSP(p=(1, 1, 0), m=(4, 2, 0))`.
+        split: index of the first unit of each block but the first (see `stalempi.pipeline.split.flatten`); None: rank 0
+            times the units on its first batch, and the slowest block is made as fast as can be.
+        replicas: copies of the whole pipeline, on consecutive ranks; a block's gradient is the mean over its copies.
+        send_labels: labels are given on the first rank and sent to the last one, instead of given there.
+        options: see `BlockOptions`: running statistics, autocast, clipping, learning-rate schedule, seed.
+        stall_timeout: seconds of silence of a neighbour that end the job.
+        context: the rank to be; that of `init` by default.
+        stretch: makes computations longer, for experiments.
+        record: called with every action that is done.
+
+    Raises ConfigError if a value cannot be used, or the ranks do not divide into pipelines of the method's blocks.
+    """
+
+    def __init__(  # noqa: PLR0913 - the one place where a user states everything
+        self,
+        model: nn.Module,
+        *,
+        optimizer: MakeOptimizer,
+        loss: Loss,
+        method: Schedule | None = None,
+        split: Sequence[int] | None = None,
+        replicas: int = 1,
+        send_labels: bool = False,
+        options: BlockOptions | None = None,
+        stall_timeout: float | None = None,
+        context: Context | None = None,
+        stretch: Stretch | None = None,
+        record: Callable[[Done], None] | None = None,
+    ) -> None:
+        self._context = _with_blocks(context or contexts.current(), replicas)
+        role, transport = self._context.role, self._context.transport
+        assert role.block is not None, "a model-parallel role"
+        assert isinstance(transport, Links), "a transport that joins blocks"
+        self._links: Links = transport
+        self.block, self.blocks = role.block, self._context.size // replicas
+        self.replica, self._replicas = role.replica, replicas
+        self._method = method or BP()
+        self._method.check(self.blocks)
+        units = len(flatten(model))
+        if units < self.blocks:
+            raise ConfigError(f"{self.blocks} blocks of a model of {units} unit(s): start fewer ranks")
+        self._model: nn.Module | None = model
+        self._make_optimizer, self._loss = optimizer, loss
+        self._send_labels, self._options = send_labels, options or BlockOptions()
+        self._timeout = default_stall_timeout() if stall_timeout is None else stall_timeout
+        self._stretch, self._record = stretch, record
+        self._copies: Replicas | None = None
+        self._runner: Runner | None = None
+        self._closed = False
+        if split is not None:
+            self._begin(split)
+        contexts.open_jobs.append(self)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank takes the data in."""
+        return self.block == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this rank computes the loss."""
+        return self.block == self.blocks - 1
+
+    @property
+    def step_count(self) -> int:
+        """Batches taken in so far."""
+        return self._runner.batches if self._runner else 0
+
+    @property
+    def module(self) -> nn.Module:
+        """The block on this rank; ConfigError before the model is cut, which the first step does if `split` is None."""
+        if self._runner is None:
+            raise ConfigError("the model is not cut yet: the first step times it and does so; or give split")
+        return self._runner.block.module
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """The optimizer of the block on this rank; None if it has no parameters."""
+        return self._started(None).block.updater.optimizer
+
+    @property
+    def stats(self) -> PipelineStats:
+        """What this rank's block has done so far."""
+        block = self._started(None).block
+        return PipelineStats(
+            block=self.block,
+            replica=self.replica,
+            steps=self.step_count,
+            updates=block.updater.updates,
+            samples=block.updater.samples,
+            skipped=block.updater.skipped,
+            waited=self._started(None).waited,
+            staleness=dict(sorted(block.staleness.items())),
+            most_held=block.most_held,
+            versions=max(1, block.weights.most_kept),
+        )
+
+    def step(self, x: Batch | None = None, y: Batch | None = None) -> float | None:
+        """Lets a batch in and does this block's share of the work.
+
+        Args:
+            x: the batch, used on the first rank.
+            y: its labels, used on the last rank, or on the first with `send_labels`.
+
+        Returns the loss of the batch that came through last, on the last rank; None elsewhere.
+        """
+        if self._closed:
+            raise ConfigError("this pipeline is closed: make another one")
+        runner = self._started(x)
+        inputs = self._take(x, "the first rank needs the batch: call step(x, y)") if self.is_first else None
+        labels = None
+        if self.is_first if self._send_labels else self.is_last:
+            labels = self._take(y, "this rank needs the labels: call step(x, y)")
+        runner.add_step(inputs, labels)
+        runner.advance()
+        return runner.block.losses[-1] if runner.block.losses else None
+
+    def drain(self) -> None:
+        """Finishes the batches that are inside; after it every block has seen every batch."""
+        if self._runner:
+            self._runner.add_drain()
+            self._runner.advance()
+            self._runner.restart()
+
+    def evaluate(self, batches: Iterable[tuple[Batch, Batch]]) -> float:
+        """Drains, then returns the share of labels that the model gets right, on every rank; see `test`."""
+        return self.test(batches)[0]
+
+    def test(self, batches: Iterable[tuple[Batch, Batch]]) -> tuple[float, float]:
+        """Drains, then returns accuracy (0 .. 1) and mean loss over `batches`, on every rank.
+
+        Every rank gives the same batches; the first uses the data, the last the labels. Outputs are (samples, ...,
+        classes), labels int64 (samples, ...). The first copy of the pipeline does the work. Running statistics of
+        normalisation layers are those of the first copy.
+        """
+        source = iter(batches)
+        if self._runner is None:
+            first = next(source, None)
+            self._started(first[0] if first else None)
+            source = chain([first] if first else [], source)
+        self.drain()
+        runner, score = self._started(None), Score()
+        if self.replica == 0:
+            below, above = self._evaluation_ends()
+            score = evaluate_block(runner.block, self._pairs(source), self._loss, below=below, above=above)
+        told = self._tell(asdict(score))
+        total = Score(**told[self.blocks - 1])
+        if not total.count:
+            raise ConfigError("there is nothing to evaluate: give at least one batch")
+        return total.correct / total.count, total.loss / total.count
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Drains, then returns the whole model's state on rank 0, on the CPU; {} on the others. Every rank calls it."""
+        self.drain()
+        state = {key: value.detach().cpu() for key, value in self.module.state_dict().items()}
+        listed = self._tell(list(state) if self.replica == 0 else [])
+        if self.block == 0 and self.replica == 0:
+            parts = [state, *(self._receive_state(rank, listed[rank]) for rank in range(1, self.blocks))]
+            return merge_state_dicts(parts, self._blocks.ties)
+        if self.replica == 0:
+            sender = self._links.sender(0, Lane.STATE, 1, timeout=self._timeout)
+            for place, value in enumerate(state.values()):
+                sender.send((place, 0), [value])
+            sender.flush()
+        return {}
+
+    def save(self, path: str | Path) -> None:
+        """Drains, then writes the whole model's state_dict on rank 0: plain torch loads it. Every rank calls it."""
+        state = self.state_dict()
+        if self.block == 0 and self.replica == 0:
+            torch.save(state, path)
+
+    def close(self) -> None:
+        """Drains and retires; does nothing a second time."""
+        if self._closed:
+            return
+        self.drain()
+        self._closed = True
+        contexts.open_jobs.remove(self)
+        if self._runner:
+            self._runner.close()
+            if self._copies:
+                self._copies.close()
+            self._tell(None)  # no message of a later pipeline meets a receive of this one
+
+    def finish(self) -> None:
+        """Closes what the program left open when it ended."""
+        self.close()
+
+    def __enter__(self) -> Pipeline:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+
+    def _started(self, x: Batch | None) -> Runner:
+        """Returns the runner; the first time it cuts the model, by the batch `x` that rank 0 has."""
+        if self._runner is None:
+            cuts: list[int] = []
+            if self.is_first and self.replica == 0:
+                inputs = self._take(
+                    x, "the first rank needs a batch to time the model on: call step(x, y) or give split"
+                )
+                cuts = self._best_cuts(inputs)
+            self._begin(self._tell(cuts)[0])
+        assert self._runner is not None, "begun"
+        return self._runner
+
+    def _best_cuts(self, inputs: Tensors) -> list[int]:
+        assert self._model is not None, "not cut yet"
+        if self.blocks == 1:
+            return []
+        model = self._model.to(self._context.device).train()
+        costs = measure(model, inputs[0])
+        hidden = not self._method.recomputes or self._method.overlaps
+        return list(best_boundaries(costs, self.blocks, recompute_hidden=hidden))
+
+    def _begin(self, cuts: Sequence[int]) -> None:
+        """Cuts the model, keeps this rank's block, and opens the links to its neighbours."""
+        assert self._model is not None, "not cut yet"
+        self._blocks: Blocks = split(self._model, cuts)
+        if len(self._blocks.modules) != self.blocks:
+            raise ConfigError(f"split has {len(cuts)} boundaries for {self.blocks} block(s): give one less than blocks")
+        if self._blocks.ties:
+            names = ", ".join(tie.keys[0] for tie in self._blocks.ties)
+            raise ConfigError(f"{names} belongs to several blocks: cut elsewhere, or untie it")
+        self._model = None
+        module = self._blocks.modules[self.block].to(self._context.device)
+        self._blocks = replace(self._blocks, modules=())
+        self._runner = build_runner(
+            module,
+            self.block,
+            self.blocks,
+            self._method,
+            self._make_optimizer,
+            self._open_links(module),
+            loss=self._loss,
+            options=self._options,
+            stretch=self._stretch,
+            record=self._record,
+            progress=self._links.progress,
+        )
+
+    def _open_links(self, module: nn.Module) -> Ends:
+        depths, rank = link_depths(self._method, self.blocks), self._context.rank
+        device, timeout = self._context.device, self._timeout
+        ends = Ends()
+        if not self.is_first:
+            up, down = depths[self.block - 1]
+            below = Neighbour(
+                sends=self._links.sender(rank - 1, Lane.GRADIENT, down, timeout=timeout),
+                receives=self._links.receiver(rank - 1, Lane.ACTIVATION, up, timeout=timeout, device=device),
+            )
+            ends = replace(ends, below=below)
+        if not self.is_last:
+            up, down = depths[self.block]
+            above = Neighbour(
+                sends=self._links.sender(rank + 1, Lane.ACTIVATION, up, timeout=timeout),
+                receives=self._links.receiver(rank + 1, Lane.GRADIENT, down, timeout=timeout, device=device),
+            )
+            ends = replace(ends, above=above)
+        if self._send_labels and self.blocks > 1:
+            first = rank - self.block
+            depth = sum(up for up, _ in depths) + 1
+            if self.is_first:
+                last = first + self.blocks - 1
+                ends = replace(ends, labels_out=self._links.sender(last, Lane.LABEL, depth, timeout=timeout))
+            if self.is_last:
+                labels = self._links.receiver(first, Lane.LABEL, depth, timeout=timeout, device=device)
+                ends = replace(ends, labels=labels)
+        if self._replicas > 1:
+            ranks = range(self.block, self._context.size, self.blocks)
+            self._copies = Replicas(self._links, ranks, rank, timeout=timeout, device=device)
+            self._copies.share_start([*module.parameters(), *module.buffers()])
+            ends = replace(ends, agree=self._copies.average)
+        return ends
+
+    def _evaluation_ends(self) -> tuple[Receiver | None, Sender | None]:
+        rank, device, timeout = self._context.rank, self._context.device, self._timeout
+        below = above = None
+        if not self.is_first:
+            below = self._links.receiver(rank - 1, Lane.EVALUATION, 1, timeout=timeout, device=device)
+        if not self.is_last:
+            above = self._links.sender(rank + 1, Lane.EVALUATION, 2, timeout=timeout)
+        return below, above
+
+    def _receive_state(self, rank: int, keys: Sequence[str]) -> dict[str, Tensor]:
+        cpu = torch.device("cpu")
+        receiver = self._links.receiver(rank, Lane.STATE, 1, timeout=self._timeout, device=cpu)
+        return {key: receiver.receive((place, 0))[0] for place, key in enumerate(keys)}
+
+    def _tell(self, value: Any) -> list[Any]:
+        """Gives every rank what every rank says."""
+        said = self._context.transport.allgather(json.dumps(value).encode(), self._timeout)
+        return [json.loads(text) for text in said]
+
+    def _take(self, batch: Batch | None, otherwise: str) -> Tensors:
+        if batch is None:
+            raise ConfigError(otherwise)
+        given: tuple[Any, ...] = (batch,) if isinstance(batch, Tensor) else tuple(batch)
+        if not given or not all(isinstance(tensor, Tensor) and tensor.dim() > 0 for tensor in given):
+            raise ConfigError("a batch is a tensor of shape (samples, ...), or several of them")
+        return tuple(tensor.to(self._context.device) for tensor in given)
+
+    def _pairs(self, batches: Iterable[tuple[Batch, Batch]]) -> Iterator[tuple[Tensors, Tensors]]:
+        for x, y in batches:
+            yield self._take(x, "a batch is (data, labels)"), self._take(y, "a batch is (data, labels)")
+
+
+def _with_blocks(context: Context, replicas: int) -> Context:
+    """Returns the context in which each rank is a block, and makes it the one of this process if `context` is."""
+    if replicas < 1 or context.size % replicas:
+        raise ConfigError(f"{context.size} rank(s) do not divide into {replicas} replicas: start a multiple of them")
+    role = assign_block(context.rank, context.size, context.size // replicas)
+    changed = replace(context, role=role)
+    if contexts.is_initialized() and context is contexts.current():
+        contexts.set_current(changed)
+    return changed

@@ -1,0 +1,32 @@
+"""A pipeline over MPI equals the one-process run of its schedule bit for bit, whatever the timing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.launch import mpirun
+
+pytestmark = pytest.mark.mpi
+PROGRAM = Path(__file__).with_name("programs") / "pipeline_equal.py"
+EACH = {"OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 3, 4])
+def test_every_method_equals_its_one_process_run_with_random_delays(blocks: int) -> None:
+    done = mpirun(PROGRAM, blocks, env=EACH, timeout=240)
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
+    assert len(lines) == blocks * (13 if blocks == 3 else 10)
+    assert [line for line in lines if not line.endswith(" differ")] == []
+
+
+def test_the_published_configurations_have_the_staleness_that_they_say() -> None:
+    done = mpirun(PROGRAM, 3, env=EACH, flags=["--mca", "btl", "self,tcp"], timeout=240)
+    assert done.code == 0, done.err
+    for config, staleness in [("1,1,0;4,2,0", (4, 2, 0)), ("2,2,0;6,3,0", (6, 3, 0)), ("5,5,0;14,7,0", (14, 7, 0))]:
+        for block, updates in enumerate(staleness):
+            assert [f"{block} dsp({config})", f"staleness {updates} differ"] in [
+                [line.split(") ")[0] + ")", line[line.index("staleness") :]] for line in done.out.splitlines()
+            ]
