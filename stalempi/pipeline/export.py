@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_leaves
 
 from stalempi.errors import ConfigError
 from stalempi.pipeline.split import Blocks, part_ties
@@ -51,6 +52,8 @@ def split_exported(model: nn.Module, sample: tuple[Tensor, ...], points: Sequenc
             )
     if not points or len(set(points)) < len(points):
         raise ConfigError(f"split points {list(points)}: give at least one, each once")
+    with torch.no_grad():
+        expected = _leaves(model.eval()(*sample))
     pipe = _traced(model.train(), sample, points)
     if pipe.num_stages != len(points) + 1:
         raise ConfigError(
@@ -67,6 +70,7 @@ def split_exported(model: nn.Module, sample: tuple[Tensor, ...], points: Sequenc
         raise ConfigError(
             f"{min(strange)} is not in exactly one block: let each module, and each parameter, be used in one place"
         )
+    _compare(blocks, sample, expected)
     return Blocks(tuple(blocks), part_ties(blocks), ())
 
 
@@ -148,6 +152,30 @@ def _refuse_fixed(block: nn.Module) -> None:
                 f"{name or 'the model'} calls {node.target} in its forward, which tracing fixes in training mode: "
                 "make it a module, such as nn.Dropout"
             )
+
+
+@torch.no_grad()
+def _compare(blocks: Sequence[nn.Module], sample: tuple[Tensor, ...], expected: list[Tensor]) -> None:
+    """Refuses blocks that in evaluation do not do what the model did."""
+    values: Any = sample
+    for block in blocks:
+        made = block.eval()(*values)
+        values = made if isinstance(made, tuple) else (made,)
+        block.train()
+    results = _leaves(values)
+    same = len(results) == len(expected) and all(
+        a.shape == b.shape and float((a - b).norm()) <= 1e-3 * float(b.norm())
+        for a, b in zip(results, expected, strict=True)
+    )
+    if not same:
+        raise ConfigError(
+            "in evaluation the blocks do not do what the model did: its forward asks for self.training, which tracing "
+            "fixes; let modules such as nn.Dropout and nn.BatchNorm2d do that"
+        )
+
+
+def _leaves(result: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
 
 
 def _traced_nodes(block: nn.Module, kind: str) -> Iterator[tuple[str, fx.Node]]:

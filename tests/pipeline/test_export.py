@@ -42,6 +42,11 @@ class Drops(Residual):
         return self.c(self.b(F.dropout(self.a(x), 0.5, training=self.training)))  # type: ignore[no-any-return]
 
 
+class Asks(Residual):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(self.b(self.a(x) * (2 if self.training else 1)))  # type: ignore[no-any-return]
+
+
 class Branches(Residual):
     def forward(self, x: Tensor) -> Tensor:
         return self.a(x) if x.sum() > 0 else self.b(x)  # type: ignore[no-any-return]
@@ -117,6 +122,7 @@ def test_dropout_modules_switch() -> None:
         (Residual, ["b", "b"], "each once"),
         (Skips, ["b"], "block 1 takes a value that block 0 does not make"),
         (Drops, ["b"], r"calls aten\.dropout.* make it a module"),
+        (Asks, ["b"], "in evaluation the blocks do not do what the model did"),
         (Branches, ["b"], "torch.export cannot trace this Branches"),
     ],
 )
