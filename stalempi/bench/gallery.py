@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from stalempi.policy import Decision, Event
 from stalempi.simulate.learning import Point
+from stalempi.train.data import Samples
 from stalempi.train.evaluate import evaluate
-from stalempi.train.images import Images
 from stalempi.train.optimizer import DistributedOptimizer
 
 __all__ = ["Gallery"]
@@ -36,7 +36,7 @@ class Gallery:
             self._due = stats.samples + self._every
             self._pictures.append((event.now - stats.started, stats.samples, self._optimizer.snapshot()))
 
-    def examine(self, model: nn.Module, images: Images, device: torch.device) -> list[Point]:
+    def examine(self, model: nn.Module, images: Samples, device: torch.device) -> list[Point]:
         """Returns how good each snapshot is on `images`; `model` computes it and is afterwards what it was before."""
         final = {name: value.clone() for name, value in model.state_dict().items()}
         points = []

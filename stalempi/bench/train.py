@@ -30,9 +30,12 @@ _count = click.IntRange(min=1)
 @policy_options
 @click.option("--model", default="cnn", show_default=True, help="Ours, or any model of torchvision by name.")
 @click.option("--dataset", type=click.Choice(DATASETS), default="digits", show_default=True)
-@click.option("--data-dir", type=click.Path(path_type=Path), help="Where the data lies.")
+@click.option(
+    "--data-dir", type=click.Path(path_type=Path), help="Where the data lies; of text, a file or a folder of .txt."
+)
 @click.option("--download", is_flag=True, help="Let torchvision fetch what is missing in --data-dir.")
 @click.option("--image-size", type=_count, help="imagefolder: size of every image, pixels.")
+@click.option("--sequence-length", type=_count, help="text: tokens (bytes) of a sample [default: 64].")
 @click.option(
     "--epochs", type=_count, default=20, show_default=True, help="Passes over the data, all workers together."
 )

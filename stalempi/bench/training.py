@@ -28,9 +28,10 @@ from stalempi.simulate.learning import Point
 from stalempi.simulate.scenarios import find_scenario
 from stalempi.stats import RunStats
 from stalempi.trace import Recorder
-from stalempi.train.datasets import load_dataset
+from stalempi.train.data import Data
+from stalempi.train.datasets import BUILT_IN, TEXT, check_options, load_dataset
 from stalempi.train.evaluate import evaluate
-from stalempi.train.images import ImageData
+from stalempi.train.loss import cross_entropy
 from stalempi.train.models import build_model, check_model_name
 from stalempi.train.schedule import Constant, Schedule, StepDecay
 
@@ -47,6 +48,7 @@ class TrainOptions:
     data_dir: Path | None
     download: bool
     image_size: int | None
+    sequence_length: int | None
     epochs: int
     samples: int | None
     batch_size: int
@@ -70,19 +72,29 @@ class TrainOptions:
 
     def __post_init__(self) -> None:
         self.schedule(1_000_000)
-        check_model_name(self.model)
+        check_model_name(self.model, text=self.dataset in TEXT)
         if self.device is not None:
             parse_device(self.device)
         if self.scenario and self.emulate_ms:
             raise ConfigError("give one of --scenario and --emulate-ms: both say how long an iteration takes")
         if self.scenario and find_scenario(self.scenario).dies:
             raise ConfigError(f"--scenario {self.scenario} is for simulate and compare: a lost rank ends an MPI job")
-        if self.data_dir is not None and not self.data_dir.is_dir() and not self.download:
+        if self.data_dir is not None and not self._holds_data(self.data_dir) and not self.download:
             raise ConfigError(f"--data-dir {self.data_dir} is not a folder: give the one that holds the data set")
-        if self.data_dir is None and self.dataset not in ("digits", "synthetic"):
+        if self.data_dir is None and self.dataset not in BUILT_IN:
             raise ConfigError(f"--dataset {self.dataset} needs --data-dir: the folder that holds it")
+        check_options(
+            self.dataset,
+            data_dir=self.data_dir,
+            download=self.download,
+            image_size=self.image_size,
+            sequence_length=self.sequence_length,
+        )
 
-    def total_samples(self, data: ImageData) -> int:
+    def _holds_data(self, place: Path) -> bool:
+        return place.is_dir() or (self.dataset == "text" and place.is_file())
+
+    def total_samples(self, data: Data) -> int:
         """Returns the global samples of the whole run."""
         return self.samples or self.epochs * len(data.train)
 
@@ -90,12 +102,12 @@ class TrainOptions:
         """Returns the learning-rate factor over `total` global samples."""
         return StepDecay(total, self.lr_decay, self.lr_decay_factor) if self.lr_decay else Constant()
 
-    def check_shards(self, data: ImageData, num_workers: int) -> None:
+    def check_shards(self, data: Data, num_workers: int) -> None:
         """Raises ConfigError if the smallest shard does not fill one batch; on every rank alike."""
         shard = len(data.train) // num_workers
         if self.batch_size > shard:
             raise ConfigError(
-                f"--batch-size {self.batch_size} is larger than a shard: {len(data.train)} images over {num_workers} "
+                f"--batch-size {self.batch_size} is larger than a shard: {len(data.train)} samples over {num_workers} "
                 f"worker(s) are {shard} each; make it smaller or start fewer ranks"
             )
 
@@ -119,6 +131,7 @@ def run_rank(options: TrainOptions, ranks: int | None) -> None:
         data_dir=options.data_dir,
         download=options.download,
         image_size=options.image_size,
+        sequence_length=options.sequence_length,
         seed=options.seed,
     )
     options.check_shards(data, context.num_workers)
@@ -150,7 +163,7 @@ def _scenario(options: TrainOptions) -> Callable[[float], float] | None:
 
 def _distribute(
     options: TrainOptions,
-    data: ImageData,
+    data: Data,
     model: nn.Module,
     correction: Correction | None,
     observe: Callable[[Event, list[Decision]], None] | None = None,
@@ -176,7 +189,7 @@ def _optimizer(options: TrainOptions, model: nn.Module) -> torch.optim.Optimizer
     )
 
 
-def _work(options: TrainOptions, data: ImageData, model: nn.Module, pace: Pace) -> None:
+def _work(options: TrainOptions, data: Data, model: nn.Module, pace: Pace) -> None:
     context = current()
     sampler = stalempi.DistributedSampler(len(data.train), seed=options.seed)
     loader = stalempi.DataLoader(data.train, options.batch_size, sampler=sampler)
@@ -186,7 +199,7 @@ def _work(options: TrainOptions, data: ImageData, model: nn.Module, pace: Pace) 
             for x, y in loader:
                 pace.begin()
                 optimizer.zero_grad()
-                loss = nn.functional.cross_entropy(model(x.to(context.device)), y.to(context.device))
+                loss = cross_entropy(model(x.to(context.device)), y.to(context.device))
                 loss.backward()
                 loss_value = float(loss.detach())
                 pace.end(len(x))
@@ -195,7 +208,7 @@ def _work(options: TrainOptions, data: ImageData, model: nn.Module, pace: Pace) 
                     break
 
 
-def _serve(options: TrainOptions, data: ImageData, model: nn.Module) -> None:
+def _serve(options: TrainOptions, data: Data, model: nn.Module) -> None:
     watchers: list[Callable[[Event, list[Decision]], None]] = []
 
     def observe(event: Event, decisions: list[Decision]) -> None:
@@ -227,11 +240,11 @@ def _serve(options: TrainOptions, data: ImageData, model: nn.Module) -> None:
     _finish(options, model, stats, [*gallery.examine(model, data.test, context.device), last])
 
 
-def _print_start(options: TrainOptions, data: ImageData) -> None:
+def _print_start(options: TrainOptions, data: Data) -> None:
     context = current()
     click.echo(
         f"stalempi {stalempi.__version__}: {options.policy}, {context.num_workers} worker(s), {options.model} on "
-        f"{data.name} ({len(data.train)} images), {context.transport.description}, {context.device.type}"
+        f"{data.name} ({len(data.train)} samples), {context.transport.description}, {context.device.type}"
     )
 
 

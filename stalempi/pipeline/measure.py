@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from stalempi.errors import ConfigError
+from stalempi.pipeline.materialise import fill_unit
 from stalempi.pipeline.partition import Memory, partition
 from stalempi.pipeline.split import Unit, flatten
 
@@ -47,10 +48,10 @@ class UnitCost:
 
 
 def measure(model: nn.Module, sample: Tensor, *, repeats: int = 5) -> list[UnitCost]:
-    """Times every unit of `model` on one batch `sample`, on the device where both are; medians of `repeats` runs.
+    """Times every unit of `model` on one batch `sample`, on the device of that; medians of `repeats` runs.
 
     Works on copies, one unit at a time: parameters, gradients, running statistics and the random state stay as they
-    are. Dropout and BatchNorm are in the mode that the model is in.
+    are, and a model on the meta device stays there. Dropout and BatchNorm are in the mode that the model is in.
 
     Raises ConfigError if the model cannot be opened, or a unit does not make one tensor of one.
     """
@@ -59,7 +60,10 @@ def measure(model: nn.Module, sample: Tensor, *, repeats: int = 5) -> list[UnitC
     costs, x = [], sample.detach()
     with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
         for number, unit in enumerate(flatten(model)):
-            cost, x = _measure_unit(unit, x, repeats, first=number == 0)
+            copied = Unit(unit.name, copy.deepcopy(unit.module))
+            if any(parameter.is_meta for parameter in unit.module.parameters()):
+                fill_unit(copied, number, seed=0, device=x.device)
+            cost, x = _measure_unit(copied, x, repeats, first=number == 0)
             costs.append(cost)
     return costs
 
@@ -108,7 +112,7 @@ def memory_bounds(
 
 
 def _measure_unit(unit: Unit, x: Tensor, repeats: int, *, first: bool) -> tuple[UnitCost, Tensor]:
-    module = copy.deepcopy(unit.module)
+    module = unit.module
     x = x.detach().requires_grad_(x.is_floating_point() and not first)
     saved = _Saved(module)
     with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda packed: packed):

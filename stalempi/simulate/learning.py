@@ -20,9 +20,10 @@ from stalempi.simulate.network import Network
 from stalempi.simulate.virtual import VirtualJob, VirtualTransport, VirtualWorker
 from stalempi.simulate.workload import Workload
 from stalempi.stats import RunStats
+from stalempi.train.data import Data
 from stalempi.train.evaluate import evaluate
-from stalempi.train.images import ImageData
 from stalempi.train.loader import DataLoader
+from stalempi.train.loss import cross_entropy
 from stalempi.train.models import build_model
 from stalempi.train.sampler import DistributedSampler
 from stalempi.train.schedule import Constant, Schedule, StepDecay
@@ -51,7 +52,7 @@ class Recipe:
             epochs amounts to; to show what it does to a comparison (papers.md 1.6).
     """
 
-    data: ImageData
+    data: Data
     model: str = "cnn"
     samples: int = 20_000
     batch_size: int = 32
@@ -197,7 +198,7 @@ class _Step:
     def __call__(self, worker: VirtualWorker) -> None:
         x, y = next(self._batches)
         worker.zero_grad()
-        loss = nn.functional.cross_entropy(self._model(x), y)
+        loss = cross_entropy(self._model(x), y)
         loss.backward()
         worker.step(samples=len(x), loss=float(loss.detach()))
 

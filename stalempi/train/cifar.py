@@ -9,12 +9,13 @@ from torchvision.datasets import CIFAR10, CIFAR100
 
 from stalempi.errors import ConfigError
 from stalempi.train.augment import CropFlip
-from stalempi.train.images import ImageData, Scale, TensorImages
+from stalempi.train.data import Data
+from stalempi.train.images import Scale, TensorImages
 
 __all__ = ["load_cifar"]
 
 
-def load_cifar(name: str, root: Path, *, download: bool, seed: int) -> ImageData:
+def load_cifar(name: str, root: Path, *, download: bool, seed: int) -> Data:
     """Loads `name` (cifar10 or cifar100) from `root`, where torchvision keeps its unpacked files.
 
     50,000 training images with random crop (padding 4) and mirror, 10,000 test images, all 3x32x32.
@@ -33,7 +34,7 @@ def load_cifar(name: str, root: Path, *, download: bool, seed: int) -> ImageData
     pictures, test_pictures = (torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous() for part in (train, test))
     labels, test_labels = (torch.tensor(part.targets) for part in (train, test))
     scale = Scale.of(pictures)
-    return ImageData(
+    return Data(
         name=name,
         train=TensorImages(pictures, labels, scale, CropFlip(padding=4), seed),
         test=TensorImages(test_pictures, test_labels, scale),

@@ -13,11 +13,22 @@ from torch import Tensor
 
 from stalempi.errors import ConfigError
 from stalempi.train.augment import CropFlip
-from stalempi.train.images import ImageData, Scale, TensorImages
+from stalempi.train.data import Data
+from stalempi.train.images import Scale, TensorImages
+from stalempi.train.text import LENGTH, load_text, made_up_text
 
-__all__ = ["DATASETS", "Synthetic", "load_dataset"]
+__all__ = ["BUILT_IN", "DATASETS", "TEXT", "Synthetic", "check_options", "load_dataset"]
 
-DATASETS = ("digits", "cifar10", "cifar100", "imagefolder", "synthetic")
+DATASETS = ("digits", "cifar10", "cifar100", "imagefolder", "synthetic", "text", "text-synthetic")
+TEXT = ("text", "text-synthetic")  # their samples are tokens
+BUILT_IN = ("digits", "synthetic", "text-synthetic")  # these need no files
+_USES = {
+    "data_dir": tuple(name for name in DATASETS if name not in BUILT_IN),
+    "download": ("cifar10", "cifar100"),
+    "image_size": ("imagefolder",),
+    "sequence_length": TEXT,
+    "synthetic": ("synthetic",),
+}
 
 
 @dataclass(frozen=True)
@@ -34,15 +45,16 @@ class Synthetic:
             raise ConfigError(f"{self}: every number must be at least 1")
 
 
-def load_dataset(
+def load_dataset(  # noqa: PLR0913  (each data set takes few of them)
     name: str,
     *,
     data_dir: str | Path | None = None,
     download: bool = False,
     image_size: int | None = None,
+    sequence_length: int | None = None,
     seed: int = 0,
     synthetic: Synthetic | None = None,
-) -> ImageData:
+) -> Data:
     """Loads data set `name`, one of DATASETS.
 
     digits:      the UCI images inside the package, 1437 for training and 360 for testing; 1x8x8, no augmentation.
@@ -50,37 +62,59 @@ def load_dataset(
     imagefolder: class folders in `data_dir`/train and `data_dir`/test (or val), see `stalempi.train.folder`;
                  `image_size` (pixels) makes every image that large.
     synthetic:   noisy copies of one random picture per class, as `synthetic` says.
+    text:        the bytes of the file `data_dir`, or of all .txt files in that folder, see `stalempi.train.text`;
+                 `sequence_length` (tokens) of each sample, 64 if not given.
+    text-synthetic: the same of about 150 kB of made-up sentences.
 
-    `seed` governs augmentation and synthetic images. Images in memory are normalised by the mean and standard deviation
+    `seed` governs augmentation and what is made up. Images in memory are normalised by the mean and standard deviation
     of each channel over the training images. An option that the named data set cannot use is an error.
 
     Raises ConfigError, in one line that says what to do, if the data is not there or not usable.
     """
-    unused = {
-        "data_dir": data_dir is not None and name in ("digits", "synthetic"),
-        "download": download and not name.startswith("cifar"),
-        "image_size": image_size is not None and name != "imagefolder",
-        "synthetic": synthetic is not None and name != "synthetic",
-    }
-    if name not in DATASETS:
-        raise ConfigError(_unknown(name))
-    if stray := [option for option, is_stray in unused.items() if is_stray]:
-        raise ConfigError(f"dataset {name!r} has no use for {', '.join(stray)}: leave it out")
+    check_options(
+        name,
+        data_dir=data_dir,
+        download=download,
+        image_size=image_size,
+        sequence_length=sequence_length,
+        synthetic=synthetic,
+    )
     if seed < 0:
         raise ConfigError(f"seed={seed} is negative: give 0 or more")
     if name == "digits":
         return _digits()
     if name == "synthetic":
         return _synthetic(synthetic or Synthetic(), seed)
+    if name == "text-synthetic":
+        return made_up_text(LENGTH if sequence_length is None else sequence_length, seed=seed)
     if data_dir is None:
         raise ConfigError(f"dataset {name!r} needs data_dir: name the folder that holds it")
-    if name == "imagefolder":
-        from stalempi.train.folder import load_folder  # noqa: PLC0415  (torchvision takes a second to import)
+    if name == "text":
+        return load_text(Path(data_dir), LENGTH if sequence_length is None else sequence_length, seed=seed)
+    return _image_files(name, Path(data_dir), download=download, image_size=image_size, seed=seed)
 
-        return load_folder(Path(data_dir), image_size=image_size, seed=seed)
+
+def check_options(name: str, **given: object) -> None:
+    """Raises ConfigError if there is no data set `name`, or it has no use for an option of `load_dataset` given here.
+
+    None and False are not given.
+    """
+    if name not in DATASETS:
+        raise ConfigError(_unknown(name))
+    used = [option for option, value in given.items() if value is not None and value is not False]
+    if stray := [option for option in used if name not in _USES[option]]:
+        raise ConfigError(f"dataset {name!r} has no use for {', '.join(stray)}: leave it out")
+
+
+def _image_files(name: str, root: Path, *, download: bool, image_size: int | None, seed: int) -> Data:
+    # torchvision takes a second to import
+    if name == "imagefolder":
+        from stalempi.train.folder import load_folder  # noqa: PLC0415
+
+        return load_folder(root, image_size=image_size, seed=seed)
     from stalempi.train.cifar import load_cifar  # noqa: PLC0415
 
-    return load_cifar(name, Path(data_dir), download=download, seed=seed)
+    return load_cifar(name, root, download=download, seed=seed)
 
 
 def _unknown(name: str) -> str:
@@ -89,14 +123,14 @@ def _unknown(name: str) -> str:
     return f"unknown dataset {name!r}: {hint}"
 
 
-def _digits() -> ImageData:
+def _digits() -> Data:
     with files("stalempi.train").joinpath("data/digits.npz").open("rb") as file, np.load(file) as stored:
         images = torch.from_numpy(stored["images"]).unsqueeze(1)
         labels = torch.from_numpy(stored["labels"].astype(np.int64))
         is_test = torch.zeros(len(labels), dtype=torch.bool)
         is_test[torch.from_numpy(stored["test"].astype(np.int64))] = True
     scale = Scale.of(images[~is_test])
-    return ImageData(
+    return Data(
         name="digits",
         train=TensorImages(images[~is_test], labels[~is_test], scale),
         test=TensorImages(images[is_test], labels[is_test], scale),
@@ -105,7 +139,7 @@ def _digits() -> ImageData:
     )
 
 
-def _synthetic(spec: Synthetic, seed: int) -> ImageData:
+def _synthetic(spec: Synthetic, seed: int) -> Data:
     random = torch.Generator().manual_seed(seed)
     pictures = torch.randint(64, 192, (spec.classes, *spec.shape), generator=random)
 
@@ -118,7 +152,7 @@ def _synthetic(spec: Synthetic, seed: int) -> ImageData:
 
     train, test = draw(spec.train), draw(spec.test)
     scale = Scale.of(train[0])
-    return ImageData(
+    return Data(
         name="synthetic",
         train=TensorImages(*train, scale, CropFlip(padding=0), seed),
         test=TensorImages(*test, scale),

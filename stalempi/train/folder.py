@@ -16,7 +16,8 @@ from torchvision.transforms import CenterCrop, Compose, RandomHorizontalFlip, Ra
 
 from stalempi.errors import ConfigError
 from stalempi.train.augment import CropFlip
-from stalempi.train.images import ImageData, Images, Scale, TensorImages
+from stalempi.train.data import Data, Samples
+from stalempi.train.images import Scale, TensorImages
 
 __all__ = ["FolderImages", "load_folder"]
 
@@ -24,7 +25,7 @@ IN_MEMORY_BYTES = 2 << 30  # of decoded images, training and test together; each
 IMAGENET = Scale(mean=(123.675, 116.28, 103.53), std=(58.395, 57.12, 57.375))  # torchvision's, times 255
 
 
-def load_folder(root: Path, *, image_size: int | None, seed: int) -> ImageData:
+def load_folder(root: Path, *, image_size: int | None, seed: int) -> Data:
     """Loads root/train/CLASS/* and root/test/CLASS/* (or root/val/CLASS/*), RGB, labels in the order of folder names.
 
     Without `image_size` all images must be as large as the first. With it the shorter side is resized to that many
@@ -44,7 +45,7 @@ def load_folder(root: Path, *, image_size: int | None, seed: int) -> ImageData:
             f"{train.root} and {test.root} have different classes ({_few(differ)}): each needs a folder for each class"
         )
     height, width = (image_size, image_size) if image_size else _decode(train.samples[0][0]).shape[1:]
-    parts: tuple[Images, Images]
+    parts: tuple[Samples, Samples]
     if 3 * height * width * (len(train) + len(test)) <= IN_MEMORY_BYTES:
         images, test_images = (_decode_all(part, (height, width), resize=image_size) for part in (train, test))
         labels, test_labels = (torch.tensor(part.targets) for part in (train, test))
@@ -58,7 +59,7 @@ def load_folder(root: Path, *, image_size: int | None, seed: int) -> ImageData:
             FolderImages(tuple(train.samples), image_size, augment=True, seed=seed),
             FolderImages(tuple(test.samples), image_size),
         )
-    return ImageData("imagefolder", parts[0], parts[1], tuple(train.classes), (3, height, width))
+    return Data("imagefolder", parts[0], parts[1], tuple(train.classes), (3, height, width))
 
 
 def _scan(root: Path, *names: str) -> ImageFolder:

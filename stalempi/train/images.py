@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,46 +11,7 @@ from torch.utils.data import Dataset
 
 from stalempi.train.augment import CropFlip, keyed_draws, random_draws
 
-__all__ = ["ImageData", "Images", "Scale", "TensorImages"]
-
-
-class Images(Protocol):
-    """A map-style data set of images that can also fetch a whole batch at once."""
-
-    def __len__(self) -> int:
-        """Counts the samples."""
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        """Sample `index`: image float32 (C, H, W) and label."""
-
-    def batch(self, indices: Sequence[int], *, epoch: int | None = None) -> tuple[Tensor, Tensor]:
-        """Samples `indices`: images float32 (B, C, H, W) and labels int64 (B,).
-
-        With an `epoch` the augmentation is a function of seed, epoch and sample, otherwise random.
-        """
-
-    def plain(self) -> Images:
-        """Makes the same data set without augmentation."""
-
-
-@dataclass(frozen=True)
-class ImageData:
-    """A data set as a training run needs it; `input_shape` is (C, H, W)."""
-
-    name: str
-    train: Images
-    test: Images
-    classes: tuple[str, ...]
-    input_shape: tuple[int, int, int]
-
-    @property
-    def num_classes(self) -> int:
-        """How many classes there are."""
-        return len(self.classes)
-
-    def plain(self) -> ImageData:
-        """Makes the same data without augmentation of the training images."""
-        return replace(self, train=self.train.plain())
+__all__ = ["Scale", "TensorImages"]
 
 
 @dataclass(frozen=True)
@@ -107,7 +67,7 @@ class TensorImages(Dataset[tuple[Tensor, int]]):
         return list(zip(images, labels.tolist(), strict=True))
 
     def batch(self, indices: Sequence[int], *, epoch: int | None = None) -> tuple[Tensor, Tensor]:
-        """Samples `indices`, see `Images.batch`."""
+        """Samples `indices`, see `Samples.batch`."""
         at = torch.as_tensor(indices, dtype=torch.int64)
         images = self.images[at]
         if self.augment is not None:

@@ -46,6 +46,22 @@ def test_it_also_runs_under_a_launcher_of_the_users_choice() -> None:
     assert "emulated: --slow 1=1.5, --emulate-ms 0.1" in done.out
 
 
+def test_a_language_model_learns_text_and_its_tied_matrix_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("abcdefgh" * 1500)
+    words = f"train -n 3 --policy ssp --bound 1 --dataset text --data-dir {tmp_path}/text.txt --sequence-length 16"
+    words += f" --model transformer-tiny-tied --lr 0.1 --epochs 2 --out {tmp_path}"
+    done = subprocess.run([BENCH, *words.split()], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "transformer-tiny-tied on text (674 samples)" in done.stdout
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["accuracy"] > 0.5
+    assert result["loss"] < 2.0
+    model = build_model("transformer-tiny-tied", num_classes=256, input_shape=(16,))
+    state = torch.load(tmp_path / "model.pt", weights_only=True)
+    assert torch.equal(state["logits.weight"], state["embed.tokens.weight"])
+    model.load_state_dict(state, strict=True)
+
+
 def test_a_number_of_ranks_that_the_launcher_did_not_start_is_refused() -> None:
     done = mpirun("-m stalempi.bench train -n 4".split(), 3)
     assert done.code == 2

@@ -62,6 +62,15 @@ def test_a_model_and_the_random_state_are_left_alone() -> None:
     assert torch.equal(measured, torch.get_rng_state())
 
 
+def test_a_model_on_the_meta_device_is_measured_and_stays_there() -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(3, 300), nn.BatchNorm1d(300))
+    costs = measure(model, torch.ones(4, 3), repeats=1)
+    assert costs[0].forward > 0
+    assert costs[0].parameter_bytes == 4 * 300 * 4
+    assert all(p.is_meta for p in model.parameters())
+
+
 def unit(seconds: float, *, parameters: int = 0, inputs: int = 0) -> UnitCost:
     return UnitCost("u", seconds, seconds, 2 * seconds, parameters, 0, inputs)
 

@@ -18,8 +18,8 @@ from stalempi.simulate.network import Network
 from stalempi.simulate.scenarios import find_scenario
 from stalempi.simulate.timing import Limit
 from stalempi.simulate.workload import Loss, Workload
+from stalempi.train.data import Data
 from stalempi.train.datasets import Synthetic, load_dataset
-from stalempi.train.images import ImageData
 from stalempi.train.models import build_model
 from stalempi.train.sampler import DistributedSampler
 
@@ -29,24 +29,24 @@ SIZE = Synthetic(shape=(1, 8, 8), classes=4, train=256, test=64)
 
 
 @pytest.fixture(scope="module")
-def images() -> ImageData:
+def images() -> Data:
     """Four classes that a small network tells apart; shards and batches without remainder."""
     return load_dataset("synthetic", synthetic=SIZE).plain()
 
 
 @pytest.fixture(scope="module")
-def digits() -> ImageData:
+def digits() -> Data:
     return load_dataset("digits")
 
 
-def small(data: ImageData, **options: object) -> Recipe:
+def small(data: Data, **options: object) -> Recipe:
     defaults: dict[str, object] = {"model": "mlp", "samples": 640, "batch_size": 8, "evaluate_every": 160}
     return Recipe(data, **{**defaults, **options})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize("network", [None, Network(latency=0.01, service=0.005)], ids=["free", "slow"])
-def test_events_and_books_are_those_of_the_timing_run(name: str, network: Network | None, images: ImageData) -> None:
+def test_events_and_books_are_those_of_the_timing_run(name: str, network: Network | None, images: Data) -> None:
     """The server counts for itself here, and the timing run there; messages have no size in either."""
     policy = POLICIES[name]()
     watch = Watch(policy)
@@ -57,7 +57,7 @@ def test_events_and_books_are_those_of_the_timing_run(name: str, network: Networ
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_the_same_seed_gives_the_same_run_bit_for_bit(name: str, digits: ImageData) -> None:
+def test_the_same_seed_gives_the_same_run_bit_for_bit(name: str, digits: Data) -> None:
     def run(seed: int) -> Learned:
         return learn(
             POLICIES[name](), stalls(seed=seed), small(digits, model="cnn", samples=240), seed=seed, network=NETWORK
@@ -69,7 +69,7 @@ def test_the_same_seed_gives_the_same_run_bit_for_bit(name: str, digits: ImageDa
     assert first.curve != other.curve
 
 
-def test_bsp_is_one_process_on_the_joined_batch(images: ImageData) -> None:
+def test_bsp_is_one_process_on_the_joined_batch(images: Data) -> None:
     """Three rounds of 4 workers with 8 samples each, against plain SGD with the 32 samples that they share."""
     recipe = small(images, samples=96, decay=())
     learned = learn(BSP(), steady(1.0, 2.0, 3.0, 4.0), recipe, seed=5)
@@ -87,7 +87,7 @@ def test_bsp_is_one_process_on_the_joined_batch(images: ImageData) -> None:
     assert learned.curve[-1].loss == pytest.approx(loss, rel=1e-5)
 
 
-def test_a_gradient_is_computed_with_the_parameters_of_its_release(images: ImageData) -> None:
+def test_a_gradient_is_computed_with_the_parameters_of_its_release(images: Data) -> None:
     """ASP, 1 s and 2.5 s: worker 1's gradient at 2.5 belongs to the first weights, and two updates have come before.
 
     time       1       2       2.5     3
@@ -121,7 +121,7 @@ def test_a_gradient_is_computed_with_the_parameters_of_its_release(images: Image
     assert learned.curve[-1].loss == pytest.approx(loss, rel=1e-6)
 
 
-def test_it_learns(digits: ImageData) -> None:
+def test_it_learns(digits: Data) -> None:
     workload = find_scenario("jitter").workload(seed=0, horizon=100.0)
     learned = learn(SSP(3), workload, Recipe(digits, samples=6000, evaluate_every=1500))
     assert learned.curve[-1].accuracy > 0.9
@@ -131,14 +131,14 @@ def test_it_learns(digits: ImageData) -> None:
     assert learned.reached(1.1) is None
 
 
-def test_the_curve_follows_virtual_time_and_samples(images: ImageData) -> None:
+def test_the_curve_follows_virtual_time_and_samples(images: Data) -> None:
     learned = learn(SSP(1), steady(1.0, 2.0), small(images))
     assert [point.samples for point in learned.curve[:3]] == [160, 320, 480]
     assert all(a.seconds <= b.seconds and a.samples <= b.samples for a, b in pairwise(learned.curve))
     assert learned.curve[-1].seconds == learned.stats.seconds
 
 
-def test_a_message_takes_the_model_s_own_size(images: ImageData) -> None:
+def test_a_message_takes_the_model_s_own_size(images: Data) -> None:
     """The MLP has 8320 + 16512 + 516 parameters of 4 bytes, and its layout a few bytes more; 1 kB/s, there and back."""
     learned = learn(BSP(), steady(1.0), small(images, samples=8), network=Network(bandwidth=1000.0))
     nbytes = 4 * (8320 + 16512 + 516)
@@ -146,7 +146,7 @@ def test_a_message_takes_the_model_s_own_size(images: ImageData) -> None:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_a_worker_that_dies_leaves_and_the_others_finish(name: str, images: ImageData) -> None:
+def test_a_worker_that_dies_leaves_and_the_others_finish(name: str, images: Data) -> None:
     watch = Watch(POLICIES[name]())
     workload = Workload(4, stalls().compute, (Loss(1, 5.0, 9.0),))
     learned = learn(watch.policy, workload, small(images), observe=watch)
@@ -155,13 +155,13 @@ def test_a_worker_that_dies_leaves_and_the_others_finish(name: str, images: Imag
     assert learned.stats.samples >= 640
 
 
-def test_a_run_can_be_cut_off(images: ImageData) -> None:
+def test_a_run_can_be_cut_off(images: Data) -> None:
     learned = learn(SSP(1), steady(1.0, 1.0), small(images, samples=10**6, seconds=10.5))
     assert learned.stats.seconds == 10.5
     assert learned.stats.updates == 20
 
 
-def test_the_caller_s_random_numbers_are_left_alone(images: ImageData) -> None:
+def test_the_caller_s_random_numbers_are_left_alone(images: Data) -> None:
     torch.manual_seed(0)
     expected = torch.rand(1)
     torch.manual_seed(0)
@@ -170,7 +170,7 @@ def test_the_caller_s_random_numbers_are_left_alone(images: ImageData) -> None:
 
 
 @pytest.mark.parametrize("option", ["samples", "batch_size", "lr", "evaluate_every", "seconds"])
-def test_a_recipe_that_cannot_be_is_refused(option: str, images: ImageData) -> None:
+def test_a_recipe_that_cannot_be_is_refused(option: str, images: Data) -> None:
     for value in (0, -1, math.nan):
         with pytest.raises(ConfigError, match=option):
             small(images, **{option: value})
