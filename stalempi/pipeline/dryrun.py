@@ -10,7 +10,7 @@ from stalempi.errors import ConfigError
 from stalempi.pipeline.actions import Action, Op
 from stalempi.pipeline.schedules import Schedule
 
-__all__ = ["BlockCost", "Done", "DryRun", "LinkCost", "draw", "link_depths", "play", "play_actions"]
+__all__ = ["BlockCost", "Done", "DryRun", "LinkCost", "Slow", "draw", "link_depths", "play", "play_actions"]
 
 _LOCAL = (Op.FORWARD, Op.RECOMPUTE, Op.BACKWARD, Op.UPDATE, Op.PREDICT, Op.TRAIN)
 
@@ -90,6 +90,7 @@ class DryRun:
 
 
 Slow = Callable[[int, int], float]
+"""Factor of what a block does in a step, as slow(block, step)."""
 
 
 def play(
@@ -109,7 +110,8 @@ def play(
         batches: how many come in before the pipe is drained.
         costs: of each block; F = R = 1, B = 2 by default.
         link: of every link; free by default.
-        slow: factor of a block's costs for a batch, as `slow(block, batch)`.
+        slow: factor of what a block does in a step, as `slow(block, step)`; its step n is from the forward of batch n,
+            and the recompute beside it, until the next.
 
     Raises ConfigError if the schedule cannot be had on so many blocks, or deadlocks (it says who waits for what).
     """
@@ -223,8 +225,8 @@ def _advance(players: Sequence[_Player]) -> None:
         moved = sum(player.advance() for player in players) > 0  # every player, not the first that moves
 
 
-def _even(block: int, batch: int) -> float:
-    del block, batch
+def _even(block: int, step: int) -> float:
+    del block, step
     return 1.0
 
 
@@ -314,7 +316,7 @@ class _Player:
         self._below, self._above = below, above
         self.now = 0.0
         self._side_lane = 0.0  # until when a recompute runs beside
-        self._updates = 0
+        self._updates = self._step = 0
         self._forwarded: dict[tuple[int, int | None], int] = {}  # the version of the weights used
         self.staleness: Counter[int] = Counter()
         self.done: list[Done] = []
@@ -348,7 +350,10 @@ class _Player:
         return True
 
     def _compute(self, action: Action) -> float:
-        seconds = self._cost.get(action.op, 0.0) * self._slow(self.block, action.batch)
+        if action.op is Op.FORWARD or (action.op is Op.RECOMPUTE and self._overlaps):
+            soon = self._stream[self._place : self._place + 3]  # a recompute, a receive, the forward beside
+            self._step = next((a.batch for a in soon if a.op is Op.FORWARD), self._step)
+        seconds = self._cost.get(action.op, 0.0) * self._slow(self.block, self._step)
         key = (action.batch, action.micro)
         begin = self.now
         if action.op is Op.FORWARD:
@@ -432,7 +437,7 @@ def draw(run: DryRun, *, unit: float = 1.0, width: int = 24) -> str:
             for column in range(first, min(end, width)):
                 cells[done.block][column].append(str(done.action))
     texts = [["+".join(sorted(cell)) or "." for cell in row] for row in cells]
-    wide = [max(len(row[column]) for row in texts) for column in range(width)]
+    wide = [max((len(row[column]) for row in texts), default=0) for column in range(width)]
     return "\n".join(
         f"block {block} " + " ".join(text.ljust(w) for text, w in zip(row, wide, strict=True)).rstrip()
         for block, row in enumerate(texts)

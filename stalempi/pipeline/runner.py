@@ -135,7 +135,8 @@ class Runner:
             )
         split = [torch.tensor_split(tensor, parts) for tensor in tensors]
         for micro in range(parts):
-            self._here[what, (self.batches, micro)] = tuple(pieces[micro] for pieces in split)
+            # copies, for a batch stays inside while the user may fill the same memory anew
+            self._here[what, (self.batches, micro)] = tuple(pieces[micro].clone() for pieces in split)
 
     def _key(self, action: Action) -> Key:
         return self._base + action.batch, action.micro or 0
