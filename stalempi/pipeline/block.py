@@ -228,7 +228,10 @@ class Block:
 
     @contextmanager
     def _casting(self, device: torch.device) -> Iterator[None]:
-        with torch.autocast(device.type, self._autocast or torch.bfloat16, enabled=self._autocast is not None):
+        on = self._autocast is not None
+        # threads share the cache of cast weights, and those cast in a forward without a graph have no gradient
+        cached = on and self._pool is None
+        with torch.autocast(device.type, self._autocast or torch.bfloat16, enabled=on, cache_enabled=cached):
             yield
 
     @contextmanager
