@@ -16,7 +16,7 @@ PACKAGE = Path(stalempi.__file__).parent
 STANDARD = set(sys.stdlib_module_names)
 
 PURE = {"errors", "roles", "version"} | {
-    f"pipeline.{name}" for name in ("actions", "dryrun", "partition", "queues", "schedules")
+    f"pipeline.{name}" for name in ("actions", "dryrun", "partition", "queues", "schedules", "sizing")
 }
 MPI = {"entry", "abort", "transport.links", "transport.mpi"}
 OUTSIDE = {0: set[str](), 1: {"torch", "torchvision", "numpy", "PIL"}, 2: {"torch", "numpy", "mpi4py"}}

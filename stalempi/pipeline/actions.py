@@ -37,7 +37,7 @@ class Op(Enum):
         return self in (Op.SEND_ACTIVATION, Op.SEND_GRADIENT)
 
 
-_TEXT = re.compile(r"([<>]?[A-Z])(\d+)(?:\.(\d+))?")
+_TEXT = re.compile(r"([<>]?[A-Z])([0-9]+)(?:\.([0-9]+))?")
 _OPS = {op.value: op for op in Op}
 
 

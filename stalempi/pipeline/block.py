@@ -16,7 +16,7 @@ from torch.func import functional_call
 
 from stalempi.errors import ConfigError, NonFiniteError
 from stalempi.pipeline.link import Key
-from stalempi.pipeline.schedules import Schedule, TwoBW
+from stalempi.pipeline.schedules import Schedule
 from stalempi.pipeline.update import Updater
 from stalempi.pipeline.weights import Weights
 
@@ -34,7 +34,6 @@ class _Held:
     inputs: Tensors
     outputs: Tensors | None
     version: int
-    updates: int
     recomputing: Future[Tensors] | None = None
 
 
@@ -53,7 +52,7 @@ class Block:
         seed: of what is random in a forward (dropout): block, batch and this give the stream.
 
     Attributes:
-        staleness: how many backwards came so many updates after their forward.
+        staleness: how many backwards came so many updates after the weights of their forward.
         losses: of each batch or micro-batch, on the last block.
         most_held: the most batches or micro-batches between their forward and their backward at once.
     """
@@ -80,7 +79,7 @@ class Block:
         self._schedule, self._loss, self._autocast, self._seed = schedule, loss, autocast, seed
         self._keeps_graph = schedule.keeps_graph(number, blocks)
         stash = schedule.stashes and schedule.delay(number, blocks) > 0
-        self.weights = Weights(updater.parameters, stash=stash, two=stash and isinstance(schedule, TwoBW))
+        self.weights = Weights(updater.parameters, stash=stash, two=stash and schedule.two_versions)
         self._held: dict[Key, _Held] = {}
         self._clones_input: bool | None = None
         self._is_random = False
@@ -115,7 +114,7 @@ class Block:
             inputs = self._leaves(inputs)
         with self._randomness(key), torch.set_grad_enabled(self._keeps_graph):
             outputs = self._run(self._in_forward, inputs, weights)
-        self._held[key] = _Held(inputs, outputs if self._keeps_graph else None, version, self.updater.updates)
+        self._held[key] = _Held(inputs, outputs if self._keeps_graph else None, version)
         self.most_held = max(self.most_held, len(self._held))
         return tuple(output.detach() for output in outputs)
 
@@ -157,14 +156,14 @@ class Block:
         self._settle(key)
         held = self._held.pop(key)
         assert held.outputs is not None, "a backward needs a forward or a recompute"
-        self.staleness[self.updater.updates - held.updates] += 1
+        self.staleness[self.weights.version - held.version] += 1
         targets, seeds = self._targets(held.outputs, gradients)
         weights = self.weights.of(held.version)
         inputs = [x for x in held.inputs if x.requires_grad]
         found: Sequence[Tensor | None] = [None] * (len(inputs) + len(weights))
         if targets and found:
             found = torch.autograd.grad(targets, [*inputs, *weights.values()], seeds, allow_unused=True)
-        self.updater.gather(dict(zip(weights, found[len(inputs) :], strict=True)), len(held.outputs[0]))
+        self.updater.gather(dict(zip(weights, found[len(inputs) :], strict=True)), len(held.inputs[0]))
         self.weights.unpin(held.version)
         below = zip(inputs, found[: len(inputs)], strict=True)
         return tuple(torch.zeros_like(x) if gradient is None else gradient for x, gradient in below)
@@ -217,7 +216,9 @@ class Block:
                 if weights is self.weights.parameters
                 else functional_call(module, dict(weights), arguments)
             )
-        if self._clones_input is None:  # a first layer that works in place would spoil what is stored
+        if (
+            self._clones_input is None and module.training
+        ):  # a first layer that works in place would spoil what is stored
             self._clones_input = versions != [x._version for x in arguments]
         outputs = tuple(found) if isinstance(found, (tuple, list)) else (found,)
         if not outputs or not all(isinstance(output, Tensor) for output in outputs):
@@ -227,7 +228,10 @@ class Block:
 
     @contextmanager
     def _casting(self, device: torch.device) -> Iterator[None]:
-        with torch.autocast(device.type, self._autocast or torch.bfloat16, enabled=self._autocast is not None):
+        on = self._autocast is not None
+        # threads share the cache of cast weights, and those cast in a forward without a graph have no gradient
+        cached = on and self._pool is None
+        with torch.autocast(device.type, self._autocast or torch.bfloat16, enabled=on, cache_enabled=cached):
             yield
 
     @contextmanager

@@ -10,7 +10,7 @@ from stalempi.errors import ConfigError
 from stalempi.pipeline.actions import Action, Op
 from stalempi.pipeline.schedules import Schedule
 
-__all__ = ["BlockCost", "Done", "DryRun", "LinkCost", "draw", "link_depths", "play", "play_actions"]
+__all__ = ["BlockCost", "Done", "DryRun", "LinkCost", "Slow", "draw", "link_depths", "play", "play_actions"]
 
 _LOCAL = (Op.FORWARD, Op.RECOMPUTE, Op.BACKWARD, Op.UPDATE, Op.PREDICT, Op.TRAIN)
 
@@ -61,12 +61,14 @@ class DryRun:
     Attributes:
         timeline: every action in the order of its end on its block.
         seconds: when the last action ended.
-        period: seconds a batch takes in the steady state, measured between the middle and the last update but one
-            of block 0.
+        period: seconds a batch takes in the steady state: between the updates of block 0 from the middle of those
+            that it makes while batches still come in to the last of them; 0 if these are fewer than two.
         bubble: share of all blocks' time in which they neither compute nor recompute.
         staleness: for each block the updates between forward and backward, and how many batches had so many.
         queue: for each link (k, k+1) the most activations, and the most error gradients, on their way at once.
-        inputs, graphs, versions: for each block the most of them kept at once.
+        inputs, graphs: for each block the most of them kept at once, those of micro-batches if there are any.
+        versions: of the weights, kept by each block.
+        micro_batches: parts of a batch.
     """
 
     timeline: list[Done] = field(default_factory=list)
@@ -78,14 +80,17 @@ class DryRun:
     inputs: list[int] = field(default_factory=list)
     graphs: list[int] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    micro_batches: int = 1
 
     def peak_bytes(self, costs: Sequence[BlockCost]) -> list[int]:
         """Returns for each block the bytes of stored inputs, graphs and weight versions at their most."""
         kept = zip(costs, self.inputs, self.graphs, self.versions, strict=True)
-        return [c.input_bytes * i + c.graph_bytes * g + c.weight_bytes * v for c, i, g, v in kept]
+        parts = self.micro_batches
+        return [-(-(c.input_bytes * i + c.graph_bytes * g) // parts) + c.weight_bytes * v for c, i, g, v in kept]
 
 
 Slow = Callable[[int, int], float]
+"""Factor of what a block does in a step, as slow(block, step)."""
 
 
 def play(
@@ -105,7 +110,8 @@ def play(
         batches: how many come in before the pipe is drained.
         costs: of each block; F = R = 1, B = 2 by default.
         link: of every link; free by default.
-        slow: factor of a block's costs for a batch, as `slow(block, batch)`.
+        slow: factor of what a block does in a step, as `slow(block, step)`; its step n is from the forward of batch n,
+            and the recompute beside it, until the next.
 
     Raises ConfigError if the schedule cannot be had on so many blocks, or deadlocks (it says who waits for what).
     """
@@ -113,12 +119,20 @@ def play(
     streams = [list(schedule.stream(k, blocks, batches)) for k in range(blocks)]
     graphs = [schedule.keeps_graph(k, blocks) for k in range(blocks)]
     parts = schedule.micro_batches
+    two = schedule.two_versions and blocks > 1
     found = play_actions(
-        streams, costs=costs, link=link, slow=slow, micro_batches=parts, graphs=graphs, overlaps=schedule.overlaps
+        streams,
+        costs=costs,
+        link=link,
+        slow=slow,
+        micro_batches=parts,
+        graphs=graphs,
+        overlaps=schedule.overlaps,
+        two_versions=two,
     )
     for k in range(blocks):
         if schedule.stashes:
-            found.versions[k] = 2 if schedule.micro_batches > 1 else schedule.delay(k, blocks) + 1
+            found.versions[k] = 2 if two else schedule.delay(k, blocks) + 1
     return found
 
 
@@ -131,10 +145,12 @@ def play_actions(  # noqa: PLR0913 - the one place where a play states everythin
     micro_batches: int = 1,
     graphs: Sequence[bool] | None = None,
     overlaps: bool = False,
+    two_versions: bool = False,
 ) -> DryRun:
     """Plays streams of actions as they are, one per block; see `play`.
 
-    Raises ConfigError if they deadlock, or if a message that a block waits for is another one than its neighbour sends.
+    Raises ConfigError if they deadlock, if a message that a block waits for is another one than its neighbour sends, if
+    a message is never received, or if a batch comes back that has not come in.
     """
     costs = costs or [BlockCost()] * len(streams)
     if len(costs) != len(streams):
@@ -149,37 +165,68 @@ def play_actions(  # noqa: PLR0913 - the one place where a play states everythin
             micro_batches=micro_batches,
             keeps_graph=graphs[block] if graphs else True,
             overlaps=overlaps,
+            two_versions=two_versions,
             below=wires[block - 1] if block > 0 else None,
             above=wires[block] if block < len(wires) else None,
         )
         for block, stream in enumerate(streams)
     ]
-    moved = True
-    while moved:
-        moved = sum(player.advance() for player in players) > 0  # every player, not the first that moves
+    _advance(players)
     _refuse_deadlock(players)
-    return _summary(players, wires)
+    _refuse_leftovers(wires)
+    found = _summary(players, wires)
+    found.micro_batches = micro_batches
+    return found
 
 
 def link_depths(schedule: Schedule, blocks: int) -> list[tuple[int, int]]:
     """Returns for each link how many activations and error gradients can be on their way at once, whatever the timing.
 
-    So many receives have to be posted first for no send to wait for a receive.
+    So many receives have to be posted first for no send to wait for a receive. The most are on their way when the block
+    that takes them is the slowest: each of its actions waits until no other block can go on.
     """
+    schedule.check(blocks)
     longest = max(schedule.delay(k, blocks) for k in range(blocks))
-    found: list[tuple[int, int]] = []
-    for k in range(blocks - 1):
-        deepest = [0, 0]
-        for fast_below in (True, False):
-            costs = [BlockCost(0, 0, 0) if (j <= k) == fast_below else BlockCost(1, 1, 1) for j in range(blocks)]
-            up, down = play(schedule, blocks, 2 * longest + 4, costs=costs, link=LinkCost(latency=0.1)).queue[k]
-            deepest = [max(deepest[0], up), max(deepest[1], down)]
-        found.append((deepest[0], deepest[1]))
-    return found
+    streams = [list(schedule.stream(k, blocks, 2 * longest + 4)) for k in range(blocks)]
+    return [(_most_waiting(streams, k, up=True), _most_waiting(streams, k, up=False)) for k in range(blocks - 1)]
 
 
-def _even(block: int, batch: int) -> float:
-    del block, batch
+def _most_waiting(streams: Sequence[Sequence[Action]], link: int, *, up: bool) -> int:
+    left = [deque(stream) for stream in streams]
+    waiting: Counter[tuple[int, bool]] = Counter()
+    slowest = link + 1 if up else link
+    deepest = 0
+
+    def go(block: int) -> bool:
+        if not left[block] or (left[block][0].op.is_receive and not waiting[_wire_of(block, left[block][0])]):
+            return False
+        action = left[block].popleft()
+        if action.op.is_receive or action.op.is_send:
+            waiting[_wire_of(block, action)] += 1 if action.op.is_send else -1
+        return True
+
+    moved = True
+    while moved:
+        moved = sum(go(block) for block in range(len(left)) if block != slowest) > 0
+        deepest = max(deepest, waiting[link, up])
+        moved = moved or go(slowest)
+    return deepest
+
+
+def _wire_of(block: int, action: Action) -> tuple[int, bool]:
+    """Returns the link that an action of a block uses, and whether activations go that way."""
+    below = action.op in (Op.RECEIVE_ACTIVATION, Op.SEND_GRADIENT)
+    return block - 1 if below else block, action.op in (Op.RECEIVE_ACTIVATION, Op.SEND_ACTIVATION)
+
+
+def _advance(players: Sequence[_Player]) -> None:
+    moved = True
+    while moved:
+        moved = sum(player.advance() for player in players) > 0  # every player, not the first that moves
+
+
+def _even(block: int, step: int) -> float:
+    del block, step
     return 1.0
 
 
@@ -188,6 +235,13 @@ def _refuse_deadlock(players: Iterable[_Player]) -> None:
     if stuck:
         waits = ", ".join(f"block {player.block} waits for {player.waiting_for}" for player in stuck)
         raise ConfigError(f"the schedule deadlocks: {waits}")
+
+
+def _refuse_leftovers(wires: Sequence[_Pair]) -> None:
+    for link, pair in enumerate(wires):
+        for sender, wire in zip((link, link + 1), pair, strict=True):
+            if wire.waiting:
+                raise ConfigError(f"block {sender} sends {wire.waiting[0]}, which its neighbour never receives")
 
 
 class _Wire:
@@ -218,6 +272,10 @@ class _Wire:
         self._queue.popleft()
         self.moments.append((now, -1))
 
+    @property
+    def waiting(self) -> list[Action]:
+        return [action for action, _ in self._queue]
+
     def depth(self) -> int:
         deepest = here = 0
         for _, change in sorted(self.moments):
@@ -242,6 +300,7 @@ class _Player:
         micro_batches: int,
         keeps_graph: bool,
         overlaps: bool,
+        two_versions: bool,
         below: _Pair | None,
         above: _Pair | None,
     ) -> None:
@@ -253,12 +312,12 @@ class _Player:
             Op.BACKWARD: cost.backward / parts,
             Op.UPDATE: cost.update,
         }
-        self._slow, self._keeps_graph, self._overlaps = slow, keeps_graph, overlaps
+        self._slow, self._keeps_graph, self._overlaps, self._two = slow, keeps_graph, overlaps, two_versions
         self._below, self._above = below, above
         self.now = 0.0
         self._side_lane = 0.0  # until when a recompute runs beside
-        self._updates = 0
-        self._forwarded: dict[tuple[int, int | None], int] = {}
+        self._updates = self._step = 0
+        self._forwarded: dict[tuple[int, int | None], int] = {}  # the version of the weights used
         self.staleness: Counter[int] = Counter()
         self.done: list[Done] = []
         self.waiting_for: Action | None = None
@@ -291,11 +350,14 @@ class _Player:
         return True
 
     def _compute(self, action: Action) -> float:
-        seconds = self._cost.get(action.op, 0.0) * self._slow(self.block, action.batch)
+        if action.op is Op.FORWARD or (action.op is Op.RECOMPUTE and self._overlaps):
+            soon = self._stream[self._place : self._place + 3]  # a recompute, a receive, the forward beside
+            self._step = next((a.batch for a in soon if a.op is Op.FORWARD), self._step)
+        seconds = self._cost.get(action.op, 0.0) * self._slow(self.block, self._step)
         key = (action.batch, action.micro)
         begin = self.now
         if action.op is Op.FORWARD:
-            self._forwarded[key] = self._updates
+            self._forwarded[key] = max(0, action.batch - 1) if self._two else self._updates
             self._keep("graphs" if self._keeps_graph else "inputs", +1)
         elif action.op is Op.RECOMPUTE:
             self._keep("graphs", +1)
@@ -305,6 +367,8 @@ class _Player:
                 return begin
         elif action.op is Op.BACKWARD:
             begin = self.now = max(self.now, self._side_lane)
+            if key not in self._forwarded:
+                raise ConfigError(f"block {self.block} has {action} before the forward of that batch")
             self.staleness[self._updates - self._forwarded.pop(key)] += 1
             self._keep("graphs", -1)
             if not self._keeps_graph:
@@ -319,8 +383,8 @@ class _Player:
         self.most[what] = max(self.most[what], self._kept[what])
 
     def _wire(self, action: Action) -> _Wire:
-        up = action.op in (Op.RECEIVE_ACTIVATION, Op.SEND_ACTIVATION)
-        pair = self._below if action.op in (Op.RECEIVE_ACTIVATION, Op.SEND_GRADIENT) else self._above
+        link, up = _wire_of(self.block, action)
+        pair = self._below if link < self.block else self._above
         if pair is None:
             raise ConfigError(f"block {self.block} has no neighbour for {action}")
         return pair[0 if up else 1]
@@ -329,13 +393,10 @@ class _Player:
 def _summary(players: Sequence[_Player], wires: Sequence[_Pair]) -> DryRun:
     seconds = max((player.now for player in players), default=0.0)
     busy = sum(_covered(done for done in player.done if done.action.op in _LOCAL) for player in players)
-    updates = [done.end for done in players[0].done if done.action.op is Op.UPDATE]
-    middle, last = len(updates) // 2, len(updates) - 2
-    steady = (updates[last] - updates[middle]) / (last - middle) if last > middle else 0.0
     return DryRun(
         timeline=sorted((done for player in players for done in player.done), key=lambda done: (done.end, done.block)),
         seconds=seconds,
-        period=steady,
+        period=_period(players[0].done),
         bubble=1 - busy / (seconds * len(players)) if seconds else 0.0,
         staleness=[player.staleness for player in players],
         queue=[(up.depth(), down.depth()) for up, down in wires],
@@ -343,6 +404,15 @@ def _summary(players: Sequence[_Player], wires: Sequence[_Pair]) -> DryRun:
         graphs=[player.most["graphs"] for player in players],
         versions=[1 for _ in players],
     )
+
+
+def _period(done: Sequence[Done]) -> float:
+    last_in = max((d.begin for d in done if d.action.op is Op.FORWARD), default=0.0)
+    updates = [d for d in done if d.action.op is Op.UPDATE and d.end <= last_in]
+    if len(updates) < 2:
+        return 0.0
+    first, last = updates[(len(updates) - 1) // 2], updates[-1]
+    return (last.end - first.end) / (last.action.batch - first.action.batch)
 
 
 def _covered(done: Iterable[Done]) -> float:
@@ -367,7 +437,7 @@ def draw(run: DryRun, *, unit: float = 1.0, width: int = 24) -> str:
             for column in range(first, min(end, width)):
                 cells[done.block][column].append(str(done.action))
     texts = [["+".join(sorted(cell)) or "." for cell in row] for row in cells]
-    wide = [max(len(row[column]) for row in texts) for column in range(width)]
+    wide = [max((len(row[column]) for row in texts), default=0) for column in range(width)]
     return "\n".join(
         f"block {block} " + " ".join(text.ljust(w) for text, w in zip(row, wide, strict=True)).rstrip()
         for block, row in enumerate(texts)

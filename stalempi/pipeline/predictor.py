@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 
 import torch
 from torch import Tensor, nn
@@ -54,31 +55,37 @@ class Predictor:
         self.net: nn.Module | None = None
         self.optimizer: torch.optim.Optimizer | None = None
         self.mean_square = 0.0
-        self._seen: Tensor | None = None
+        self._seen: deque[Tensor] = deque()
 
     def predict(self, activation: Tensor) -> Tensor:
         """Returns the guess for a detached activation, of its shape, and remembers the activation for `train`."""
         net, _ = self.build(activation)
-        self._seen = activation
+        self._seen.append(activation)
         with torch.no_grad():
-            return torch.as_tensor(net(activation) * math.sqrt(self.mean_square))
+            return torch.as_tensor(net(activation.float()) * math.sqrt(self.mean_square)).to(activation.dtype)
 
     def train(self, gradient: Tensor) -> None:
-        """Teaches the net what the error gradient of the activation seen last was: mean square error, one step."""
-        assert self._seen is not None, "a prediction comes first"
-        net, optimizer = self.build(self._seen)
+        """Teaches the net what the error gradient of the oldest activation not yet taught was: one step, mean square.
+
+        A gradient that overflowed (float16) teaches nothing.
+        """
+        assert self._seen, "a prediction comes first"
+        activation, gradient = self._seen.popleft().float(), gradient.float()
+        net, optimizer = self.build(activation)
         square = float(gradient.square().mean())
+        if not math.isfinite(square):
+            return
         self.mean_square = _KEPT * self.mean_square + (1 - _KEPT) * square if self.mean_square else square
         if not self.mean_square:
             return
         optimizer.zero_grad()
-        nn.functional.mse_loss(net(self._seen), gradient / math.sqrt(self.mean_square)).backward()
+        nn.functional.mse_loss(net(activation), gradient / math.sqrt(self.mean_square)).backward()
         optimizer.step()
 
     def build(self, activation: Tensor) -> tuple[nn.Module, torch.optim.Optimizer]:
         """Returns the net and its optimizer, made for activations of this kind the first time."""
         if self.net is None or self.optimizer is None:
-            with torch.random.fork_rng(devices=[]):
+            with torch.random.fork_rng(devices=[activation.device] if activation.is_cuda else []):
                 torch.manual_seed(self._seed)
                 self.net = make_predictor(activation)
             self.optimizer = torch.optim.Adam(self.net.parameters(), lr=self._lr)

@@ -151,7 +151,8 @@ class Runner:
             )
         split = [torch.tensor_split(tensor, parts) for tensor in tensors]
         for micro in range(parts):
-            self._here[what, (self.batches, micro)] = tuple(pieces[micro] for pieces in split)
+            # copies, for a batch stays inside while the user may fill the same memory anew
+            self._here[what, (self.batches, micro)] = tuple(pieces[micro].clone() for pieces in split)
 
     def _send_labels(self) -> None:
         for micro in range(self.schedule.micro_batches if self._labels_out else 0):

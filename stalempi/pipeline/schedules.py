@@ -42,6 +42,7 @@ class Schedule(ABC):
         overlaps: whether a recompute runs beside the forward of newer data.
         predicts: whether a block updates with a predicted error gradient.
         accumulate: batches whose gradients make one update.
+        two_versions: whether a batch uses the weights before the update of the batch before it.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Schedule(ABC):
     overlaps: bool = False
     predicts: bool = False
     accumulate: int = 1
+    two_versions: bool = False
 
     def check(self, blocks: int) -> None:
         """Raises ConfigError if it cannot be had on `blocks` blocks."""
@@ -70,7 +72,10 @@ class Schedule(ABC):
         """Returns how many batches come in between the forward and the backward of one, in the steady state."""
 
     def staleness(self, block: int, blocks: int) -> int:
-        """Returns the updates between the forward and the backward of a batch, in the steady state."""
+        """Returns the updates between the weights of a batch's forward and of its backward, in the steady state.
+
+        With `accumulate` it is the most that a batch has.
+        """
         return -(-self.delay(block, blocks) // self.accumulate)
 
     def keeps_graph(self, block: int, blocks: int) -> bool:
@@ -294,6 +299,7 @@ class TwoBW(Schedule):
 
     name = "2bw"
     stashes = True
+    two_versions = True
     micro_batches: int = 4
 
     def __post_init__(self) -> None:

@@ -91,7 +91,9 @@ class Updater:
             if gradient is None:
                 continue
             parameter = self.parameters[name]
-            scaled = gradient if factor == 1 else gradient * factor
+            scaled = (
+                gradient * factor
+            )  # memory of its own: autograd may hand out one tensor twice, or one number spread
             parameter.grad = scaled if parameter.grad is None else parameter.grad.add_(scaled)
 
     def step(self) -> None:

@@ -58,8 +58,8 @@ class Weights:
         """Counts an update of the live weights."""
         self.version += 1
         if self._two:
-            self._keep(self.version)
             self._forget()
+            self._keep(self.version)
 
     def _keep(self, version: int) -> None:
         if version not in self._versions:
