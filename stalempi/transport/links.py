@@ -167,9 +167,10 @@ class MpiSender(Sender):
             for (dtype, nbytes), (agreed, limit) in zip(sizes, self._limits, strict=True)
         )
         if not fits:
+            route = f"batch {key[0]} from rank {self._comm.Get_rank()} to rank {self._rank}"
             raise ConfigError(
-                f"batch {key[0]} from rank {self._comm.Get_rank()} to rank {self._rank}: its tensors changed from {_list(self._limits)} to {_list(sizes)}: a "
-                "later batch may be smaller than the first, not larger, and of the same kind"
+                f"{route}: its tensors changed from {_list(self._limits)} to {_list(sizes)}: a later batch may be "
+                "smaller than the first, not larger, and of the same kind"
             )
 
 

@@ -14,7 +14,7 @@ from torch.func import functional_call
 from stalempi.errors import ConfigError, NonFiniteError
 from stalempi.pipeline.block import Block
 from stalempi.pipeline.schedules import BP, DSP, FR, GPipe, PipeDream, Schedule, TwoBW
-from stalempi.pipeline.update import UpdateOptions, Updater
+from stalempi.pipeline.update import UpdateOptions, Updater, trained
 
 from .nets import loss_of
 
