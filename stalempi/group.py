@@ -9,7 +9,9 @@ leader that has none itself goes on adding up until its members have left.
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -158,7 +160,7 @@ class LeaderEnd(WorkerEnd):
             nbytes=self._sum.packet.parts.nbytes,
             loss=sum(push.loss * push.samples for push in known) / weight if weight else math.nan,
             waited=sum(push.waited for push in pushes) / len(pushes),
-            flags=Flag.NONFINITE if any(push.flags & Flag.NONFINITE for push in pushes) else Flag.NONE,
+            flags=functools.reduce(operator.or_, (push.flags for push in pushes), Flag.NONE),
         )
 
     def _hand_on(self) -> None:

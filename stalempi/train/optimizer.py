@@ -47,7 +47,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         nonfinite: "raise" ends the job at a gradient with NaN or infinity, "skip" counts it and goes on.
         correction: mends stale gradients on the server; see `stalempi.correction` for what each costs.
         bucket_bytes: about how many bytes one message carries.
-        evaluation: what is measured of the model along the way, and how often; see `evaluate`.
+        evaluation: what is measured of the model along the way, and how often; see `stalempi.Evaluation`.
         stall_timeout: seconds after which a silent rank ends the job; STALEMPI_STALL_TIMEOUT or 600 by default.
         context: the rank to be; the one of `init` by default.
         observe: called on the server with each event and the decisions that followed.

@@ -50,7 +50,7 @@ class MpiTransport(Transport, Links):
                 self._send_bytes(sizes.tobytes() + b"".join(everything), rank, timeout)
             return everything
         self._send_bytes(data, SERVER, timeout)
-        joined = self._receive_bytes(SERVER, timeout)
+        joined = self._receive_bytes(SERVER, 2 * timeout)  # rank 0 speaks first: it knows who is missing
         sizes = np.frombuffer(joined, dtype=np.int64, count=self.size)
         edges = (sizes.nbytes + np.cumsum([0, *sizes])).tolist()
         return [joined[start:end] for start, end in itertools.pairwise(edges)]

@@ -150,6 +150,14 @@ def test_how_often_is_read_or_refused(text: str) -> None:
         Every.parse(text)
 
 
+def test_measuring_is_not_for_a_worker() -> None:
+    def ask(model: nn.Module, optimizer: DistributedOptimizer, shard: int) -> None:
+        with pytest.raises(ConfigError, match="for the server after serve and for the evaluator"):
+            optimizer.evaluate()
+
+    run_job(make_model, plain, BSP(), ask, workers=1, evaluation=lambda: Evaluation(measure))
+
+
 def test_an_evaluator_without_anything_to_measure_is_refused() -> None:
     policy: Policy = BSP()
     with pytest.raises(ConfigError, match="nothing for it to do"):

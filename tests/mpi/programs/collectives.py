@@ -16,8 +16,6 @@ if context.shard_rank is None:
     sys.exit()
 number, ranks = context.shard_rank, context.num_shards
 if number == ranks - 1:
-    if way == "absent":
-        time.sleep(60)
     if way == "ended":
         sys.exit()
     if way == "other":

@@ -25,8 +25,8 @@ def batches() -> list[tuple[Tensor, Tensor]]:
     return [(torch.randn(BATCH, 8, generator=draws), torch.randint(3, (BATCH,), generator=draws)) for _ in range(STEPS)]
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, part: slice) -> None:
-    for x, y in batches():
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, part: slice, steps: int = STEPS) -> None:
+    for x, y in batches()[:steps]:
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x[part]), y[part]).backward()
         optimizer.step()
@@ -51,5 +51,26 @@ def run(name: str) -> None:
     print(name, worst, stats.updates, stats.samples, len(stats.workers), flush=True)
 
 
+def run_uneven() -> None:
+    """Lets a leader end before its group in one worker, and after it in another."""
+    context = stalempi.init()
+    model = make_model()
+    optimizer = stalempi.DistributedOptimizer(MAKE["momentum"](model.parameters()), model=model, policy=stalempi.SSP(1))
+    steps = [3, 9, 8, 2]
+    if context.shard_rank is not None:
+        with optimizer:
+            train(model, optimizer, slice(None), steps[context.shard_rank])
+            optimizer.close()
+            assert stalempi.allreduce(steps[context.shard_rank], "sum") == sum(steps)
+        return
+    stats = optimizer.serve()
+    group = context.group_size
+    longest = [max(steps[w * group : (w + 1) * group]) for w in range(context.num_workers)]
+    assert [worker.iterations for worker in stats.workers] == longest
+    assert stats.samples == BATCH * sum(steps)
+    print("uneven: no batch lost", flush=True)
+
+
 for name in MAKE:
     run(name)
+run_uneven()
