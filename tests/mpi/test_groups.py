@@ -18,7 +18,7 @@ TCP = ("--mca", "btl", "self,tcp")
 
 @pytest.mark.parametrize(("group", "flags"), [(2, TCP), (4, ())], ids=["two of two, tcp", "one of four"])
 def test_groups_under_bsp_equal_one_process(group: int, flags: tuple[str, ...]) -> None:
-    done = mpirun(PROGRAMS / "groups.py", 5, str(group), flags=flags)
+    done = mpirun(PROGRAMS / "groups.py", 5, str(group), flags=flags, timeout=120)
     assert done.code == 0, done.err
     *equal, uneven = done.out.splitlines()
     assert uneven == "uneven: no batch lost"
@@ -37,7 +37,7 @@ def test_groups_and_collectives_work_under_mpich() -> None:
 
 @pytest.mark.parametrize("flags", [(), TCP], ids=["shared memory", "tcp"])
 def test_every_collective_brings_what_it_should(flags: tuple[str, ...]) -> None:
-    done = mpirun(PROGRAMS / "collectives.py", 5, "all", flags=flags)
+    done = mpirun(PROGRAMS / "collectives.py", 5, "all", flags=flags, timeout=120)
     assert done.code == 0, done.err
     assert done.out.count("got it all") == 3
 
@@ -51,14 +51,14 @@ def test_every_collective_brings_what_it_should(flags: tuple[str, ...]) -> None:
     ],
 )
 def test_a_rank_that_does_not_take_part_is_named(way: str, said: str) -> None:
-    done = mpirun(PROGRAMS / "collectives.py", 4, way, env={"STALEMPI_STALL_TIMEOUT": "2"}, timeout=30)
+    done = mpirun(PROGRAMS / "collectives.py", 4, way, env={"STALEMPI_STALL_TIMEOUT": "2"}, timeout=90)
     assert done.code not in (None, 0), done.out
     assert said in done.err
     assert "Traceback" not in done.err
 
 
 def test_a_member_of_a_group_that_falls_silent_is_named_by_its_leader() -> None:
-    done = mpirun(PROGRAMS / "fails.py", 3, "silent", "2", "2", env={"STALEMPI_STALL_TIMEOUT": "3"}, timeout=30)
+    done = mpirun(PROGRAMS / "fails.py", 3, "silent", "2", "2", env={"STALEMPI_STALL_TIMEOUT": "3"}, timeout=90)
     assert done.code not in (None, 0)
     assert "rank(s) 2 did not push to rank 1" in done.err
     assert "Traceback" not in done.err
@@ -66,7 +66,7 @@ def test_a_member_of_a_group_that_falls_silent_is_named_by_its_leader() -> None:
 
 @pytest.mark.parametrize("rank", [1, 2], ids=["leader", "member"])
 def test_a_rank_of_a_group_that_raises_ends_the_job_at_once(rank: int) -> None:
-    done = mpirun(PROGRAMS / "fails.py", 3, "raise", str(rank), "2", timeout=30)
+    done = mpirun(PROGRAMS / "fails.py", 3, "raise", str(rank), "2", timeout=90)
     assert done.code not in (None, 0)
     assert done.err.count("ValueError: boom") == 1
     assert f"rank {rank} (worker 0, member {rank - 1}) step 4" in done.err
@@ -74,7 +74,7 @@ def test_a_rank_of_a_group_that_raises_ends_the_job_at_once(rank: int) -> None:
 
 def test_the_command_trains_in_groups_with_an_evaluator(tmp_path: Path) -> None:
     words = "-m stalempi.bench train --group 2 --evaluator --evaluate-every 2000 --epochs 5 --policy bsp --model mlp"
-    done = mpirun([*words.split(), "--out", str(tmp_path)], 4)
+    done = mpirun([*words.split(), "--out", str(tmp_path)], 4, timeout=120)
     assert done.code == 0, done.err
     assert "1 worker(s) of 2 ranks, an evaluator" in done.out
     result = json.loads((tmp_path / "result.json").read_text())
