@@ -12,13 +12,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from stalempi.errors import ProtocolError
 from stalempi.transport.message import Header, Kind
 
-__all__ = ["Packet", "Parts", "ServerEnd", "Transport", "WorkerEnd", "check_received"]
+__all__ = ["Numbers", "Packet", "Parts", "ServerEnd", "Transport", "WorkerEnd", "check_received"]
+
+Numbers = NDArray[np.float32] | NDArray[np.float64] | NDArray[np.int64]
 
 
 class Parts:
@@ -120,7 +124,7 @@ class ServerEnd(ABC):
 
 
 class Transport(ABC):
-    """What joins the ranks of a job; rank 0 is the server.
+    """What joins the ranks of a job; a server's and its workers' ends may be opened between any two ranks.
 
     Attributes:
         rank, size: place and number.
@@ -136,16 +140,28 @@ class Transport(ABC):
         """Gives every rank what every rank gave, by rank; StallError names the ranks missing after `timeout`."""
 
     @abstractmethod
-    def broadcast(self, parts: Parts, timeout: float) -> None:
-        """Copies the server's `parts` to every worker's; StallError after `timeout` seconds."""
+    def broadcast(self, parts: Parts, timeout: float, root: int = 0) -> None:
+        """Copies rank `root`'s `parts` to every other rank's; StallError after `timeout` seconds."""
 
     @abstractmethod
-    def server_end(self, pushes: Sequence[Packet], releases: Sequence[bytearray]) -> ServerEnd:
-        """Opens the server's side with a push packet and a release header for each worker."""
+    def allreduce(self, values: Numbers, op: str, timeout: float) -> None:
+        """Replaces host `values` (float32, float64 or int64) by the "sum", "min" or "max" over all ranks.
+
+        Every rank gets the same bits. StallError after `timeout` seconds.
+        """
 
     @abstractmethod
-    def worker_end(self, push: Packet, release: Packet) -> WorkerEnd:
-        """Opens a worker's side."""
+    def server_end(
+        self, pushes: Sequence[Packet], releases: Sequence[bytearray], workers: Sequence[int] | None = None
+    ) -> ServerEnd:
+        """Opens a server's side with a push packet and a release header for each worker.
+
+        `workers` are their ranks, 1 .. number of workers by default. A rank may serve some and be a worker of another.
+        """
+
+    @abstractmethod
+    def worker_end(self, push: Packet, release: Packet, server: int = 0) -> WorkerEnd:
+        """Opens a worker's side towards rank `server`."""
 
     @abstractmethod
     def close(self) -> None:
