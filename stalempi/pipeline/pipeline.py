@@ -335,7 +335,8 @@ class Pipeline:
             ends = replace(ends, above=above)
         if self._send_labels and self.blocks > 1:
             first = rank - self.block
-            depth = sum(up for up, _ in depths) + 1
+            # a step sends the labels of its whole batch before anything else; one batch more, where nothing is awaited
+            depth = (self._method.delay(0, self.blocks) + 2) * self._method.micro_batches
             if self.is_first:
                 last = first + self.blocks - 1
                 ends = replace(ends, labels_out=self._links.sender(last, Lane.LABEL, depth, timeout=timeout))

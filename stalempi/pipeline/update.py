@@ -91,9 +91,8 @@ class Updater:
             if gradient is None:
                 continue
             parameter = self.parameters[name]
-            scaled = (
-                gradient * factor
-            )  # memory of its own: autograd may hand out one tensor twice, or one number spread
+            # memory of its own: autograd may hand out one tensor twice, or one number spread
+            scaled = gradient * factor
             parameter.grad = scaled if parameter.grad is None else parameter.grad.add_(scaled)
 
     def step(self) -> None:

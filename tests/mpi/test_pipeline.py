@@ -30,3 +30,9 @@ def test_the_published_configurations_have_the_staleness_that_they_say() -> None
             assert [f"{block} dsp({config})", f"staleness {updates} differ"] in [
                 [line.split(") ")[0] + ")", line[line.index("staleness") :]] for line in done.out.splitlines()
             ]
+
+
+def test_large_labels_of_many_micro_batches_do_not_wait_for_one_another() -> None:
+    done = mpirun(PROGRAM.with_name("pipeline_labels.py"), 2, env=EACH, timeout=120)
+    assert done.code == 0, done.err
+    assert len([line for line in done.out.splitlines() if line.endswith("done")]) == 8
