@@ -228,7 +228,8 @@ class Block:
     @contextmanager
     def _casting(self, device: torch.device) -> Iterator[None]:
         on = self._autocast is not None
-        # threads share the cache of cast weights, and those cast in a forward without a graph have no gradient
+        # threads share the cache of cast weights; older torch also puts there those of a forward without a graph, which
+        # would leave the weights of a recompute beside it without gradients
         cached = on and self._pool is None
         with torch.autocast(device.type, self._autocast or torch.bfloat16, enabled=on, cache_enabled=cached):
             yield

@@ -65,7 +65,7 @@ class Wiring:
             up, down = depths[self.block]
             found = replace(found, above=self._neighbour(self.block + 1, Lane.ACTIVATION, up, Lane.GRADIENT, down))
         if send_labels and self.blocks > 1:
-            depth = (1 + sum(up for up, _ in depths)) * schedule.micro_batches
+            depth = (2 + schedule.delay(0, self.blocks)) * schedule.micro_batches
             if self.is_first:
                 found = replace(found, labels_out=self.sender(self.blocks - 1, Lane.LABEL, depth))
             if self.is_last:

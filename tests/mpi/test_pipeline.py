@@ -68,3 +68,9 @@ def test_a_block_that_fails_ends_the_job_and_is_named(how: str, said: str) -> No
     assert done.code not in (None, 0), done.err
     assert said in done.err
     assert done.err.count("Traceback") == (how in ("raises", "shape"))
+
+
+def test_large_labels_of_many_micro_batches_do_not_wait_for_one_another() -> None:
+    done = mpirun(PROGRAM.with_name("pipeline_labels.py"), 2, env=EACH, timeout=120)
+    assert done.code == 0, done.err
+    assert len([line for line in done.out.splitlines() if line.endswith("done")]) == 8

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
 import torch
@@ -160,24 +159,24 @@ def test_frozen_parameters_and_blocks_without_any_are_left_alone() -> None:
 def test_replicas_agree_on_the_mean_before_it_is_clipped() -> None:
     torch.manual_seed(0)
     module = nn.Linear(3, 2)
-    given: list[int] = []
+    given: list[tuple[int, int]] = []
 
     def agree(found: list[Tensor], samples: int) -> int:
-        given.append(len(found))
+        given.append((len(found), samples))
         for gradient in found:
             gradient.add_(1.0)
-        return 3 * samples
+        return samples * 3
 
     optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
     updater = Updater(trained(module), optimizer, UpdateOptions(clip_value=1.25, loss_scale=2.0), agree=agree)
-    updater.gather(gradients(1.0), 1)
+    updater.gather(gradients(1.0), 5)
     assert all_near(change(module, updater), 1.25)
-    assert given == [2]
-    assert updater.samples == 3
+    assert given == [(2, 5)]
+    assert updater.samples == 15
 
 
 @pytest.mark.parametrize("name", ["clip_norm", "clip_value", "loss_scale"])
 @pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan])
 def test_limits_are_above_zero_and_finite(name: str, value: float) -> None:
     with pytest.raises(ConfigError, match=f"{name} must be above 0 and finite, got"):
-        replace(UpdateOptions(), **{name: value})  # type: ignore[arg-type]
+        UpdateOptions(**{name: value})  # type: ignore[arg-type]
