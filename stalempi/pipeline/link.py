@@ -41,19 +41,23 @@ class Lane(enum.IntEnum):
     STATE = 5
     START = 6
     EVALUATION = 7
+    STOP = 8  # to the first block: a signal asked this rank to stop
 
     @property
     def any_size(self) -> bool:
         """Whether messages may be of any size, one receive at a time; else the first settles the size of the rest."""
-        return self in (Lane.STATE, Lane.START, Lane.EVALUATION)
+        return self in (Lane.STATE, Lane.START, Lane.EVALUATION, Lane.STOP)
 
 
 class Sender(ABC):
     """The end that hands messages on."""
 
     @abstractmethod
-    def send(self, key: Key, tensors: Sequence[Tensor]) -> None:
-        """Sends `tensors`, which must not change any more; StallError if the queue stays full until the deadline."""
+    def send(self, key: Key, tensors: Sequence[Tensor], *, last: bool = False) -> None:
+        """Sends `tensors`, which must not change any more; StallError if the queue stays full until the deadline.
+
+        `last` tells the receiver that no later batch will come.
+        """
 
     @abstractmethod
     def flush(self) -> None:
@@ -61,7 +65,13 @@ class Sender(ABC):
 
 
 class Receiver(ABC):
-    """The end where messages arrive."""
+    """The end where messages arrive.
+
+    Attributes:
+        last: whether the message received last said that no later batch will come.
+    """
+
+    last: bool = False
 
     @abstractmethod
     def ready(self) -> bool:
@@ -111,12 +121,12 @@ class LocalLink(Sender, Receiver):
 
     def __init__(self, peer: str, timeout: float = 0.0) -> None:
         self._peer, self.timeout = peer, timeout
-        self._queue: deque[tuple[Key, tuple[Tensor, ...]]] = deque()
+        self._queue: deque[tuple[Key, tuple[Tensor, ...], bool]] = deque()
         self._arrived = threading.Condition()
 
-    def send(self, key: Key, tensors: Sequence[Tensor]) -> None:
+    def send(self, key: Key, tensors: Sequence[Tensor], *, last: bool = False) -> None:
         with self._arrived:
-            self._queue.append((key, tuple(tensor.clone() for tensor in tensors)))
+            self._queue.append((key, tuple(tensor.clone() for tensor in tensors), last))
             self._arrived.notify_all()
 
     def flush(self) -> None:
@@ -132,6 +142,6 @@ class LocalLink(Sender, Receiver):
         with self._arrived:
             if not self._arrived.wait_for(lambda: bool(self._queue), self.timeout):
                 raise StallError(f"nothing came from {self._peer} within {self.timeout:g} s")
-            got, tensors = self._queue.popleft()
+            got, tensors, self.last = self._queue.popleft()
         check_key(got, key, self._peer)
         return tensors

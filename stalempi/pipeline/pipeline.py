@@ -26,6 +26,7 @@ from stalempi.pipeline.replicas import Replicas
 from stalempi.pipeline.runner import Runner, Stretch
 from stalempi.pipeline.schedules import BP, Schedule
 from stalempi.pipeline.split import Tie, merge_state_dicts
+from stalempi.pipeline.stopping import Stopping
 from stalempi.pipeline.wiring import Wiring
 from stalempi.roles import assign_block
 from stalempi.silence import default_stall_timeout
@@ -79,6 +80,7 @@ class Pipeline:
         options: see `BlockOptions`: running statistics, autocast, clipping, learning-rate schedule, seed.
         stall_timeout: seconds of silence of a neighbour that end the job.
         context: the rank to be; that of `init` by default.
+        asked_to_stop: whether this rank has been asked to stop, as by a signal: looked at in each step.
         stretch: makes computations longer, for experiments.
         record: called with every action that is done.
 
@@ -102,6 +104,7 @@ class Pipeline:
         options: BlockOptions | None = None,
         stall_timeout: float | None = None,
         context: Context | None = None,
+        asked_to_stop: Callable[[], bool] | None = None,
         stretch: Stretch | None = None,
         record: Callable[[Done], None] | None = None,
     ) -> None:
@@ -122,7 +125,8 @@ class Pipeline:
         self._model: nn.Module | None = model
         self._split, self._make_optimizer, self._loss = split, optimizer, loss
         self._send_labels, self._options = send_labels, options or BlockOptions()
-        self._stretch, self._record = stretch, record
+        self._stretch, self._record, self._asked = stretch, record, asked_to_stop
+        self._stopping: Stopping | None = None
         self._ties: tuple[Tie, ...] = ()
         self._copies: Replicas | None = None
         self._runner: Runner | None = None
@@ -135,6 +139,11 @@ class Pipeline:
     def step_count(self) -> int:
         """Batches taken in so far."""
         return self._runner.batches if self._runner else 0
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the batch taken in last is the last one, since a rank has been asked to stop: leave the loop."""
+        return self._runner is not None and self._runner.stopping
 
     @property
     def module(self) -> nn.Module:
@@ -174,9 +183,10 @@ class Pipeline:
 
         Returns the loss of the batch that came through last, on the last rank; None elsewhere.
         """
-        if self._closed:
-            raise ConfigError("this pipeline is closed: make another one")
+        if self._closed or self.stopping:
+            raise ConfigError("this pipeline takes no more batches: it is closed, or has been asked to stop")
         runner = self._started(x)
+        runner.stopping = self._stopping.now() if self._stopping else False
         inputs = self._take(x, "the first rank needs the batch: call step(x, y)") if self.is_first else None
         labels = None
         if self.is_first if self._send_labels else self.is_last:
@@ -251,6 +261,8 @@ class Pipeline:
             self._runner.close()
             if self._copies:
                 self._copies.close()
+            if self._stopping:
+                self._stopping.close()
             self._tell(None)  # no message of a later pipeline meets a receive of this one
 
     def finish(self) -> None:
@@ -285,6 +297,7 @@ class Pipeline:
         mine = cut(self._model, plan, self.block, seed=self._options.seed, device=self._context.device)
         self._model, self._ties = None, mine.ties
         self._copies = self._wiring.copies([*mine.module.parameters(), *mine.module.buffers()])
+        self._stopping = Stopping(self._wiring, self._copies, self._asked) if self._asked else None
         self._runner = build_runner(
             mine.module,
             self.block,

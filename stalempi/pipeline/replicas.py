@@ -30,6 +30,10 @@ class Replicas:
         rank: this one.
         timeout: seconds of silence of a copy that end the job.
         device: where this rank computes.
+
+    Attributes:
+        wants_stop: set on the leading copy to stop them all.
+        stops: whether they are to stop: true on every copy from the same update on.
     """
 
     def __init__(self, links: Links, ranks: Sequence[int], rank: int, *, timeout: float, device: torch.device) -> None:
@@ -46,6 +50,7 @@ class Replicas:
         self._leads = rank == ranks[0]
         self._start, self._copies = open_lane(Lane.START), open_lane(Lane.REPLICA)
         self._count = 0
+        self.wants_stop = self.stops = False
 
     @torch.no_grad()
     def share_start(self, tensors: Sequence[Tensor]) -> None:
@@ -73,14 +78,16 @@ class Replicas:
         if self._leads:
             for copy in self._copies:
                 mine = [a + b.to(a.device) for a, b in zip(mine, copy.receives.receive(key), strict=True)]
-            means = [*(flat / mine[-1].item() for flat in mine[:-1]), mine[-1]]
+            told = torch.tensor([mine[-1].item(), float(self.wants_stop)], dtype=torch.float64)
+            means = [*(flat / mine[-1].item() for flat in mine[:-1]), told]
             for copy in self._copies:
                 copy.sends.send(key, means)
         else:
             self._copies[0].sends.send(key, mine)
             means = list(self._copies[0].receives.receive(key))
         _unpack(means[:-1], gradients)
-        return int(means[-1].item())
+        self.stops = bool(means[-1][1])
+        return int(means[-1][0])
 
 
 def _kinds(tensors: Sequence[Tensor]) -> list[torch.dtype]:

@@ -51,6 +51,7 @@ class Runner:
     Attributes:
         batches: taken in so far.
         waited: seconds spent in waiting for messages.
+        stopping: whether no later batch will come: set on the first block, told to the others with the last batch.
     """
 
     def __init__(  # noqa: PLR0913 - made in one place
@@ -79,6 +80,7 @@ class Runner:
         self._stretch, self._record, self._progress = stretch, record, progress
         self.batches = 0
         self.waited = 0.0
+        self.stopping = False
         self._base = 0  # batches before the pipe was drained last: the schedule counts from there
         self._todo: deque[Action] = deque()
         self._here: dict[tuple[str, Key], Tensors] = {}
@@ -199,6 +201,7 @@ class Runner:
     def _receive_activation(self, key: Key) -> None:
         assert self._below is not None, "a block below"
         self._here["input", key] = self._below.receives.receive(key)
+        self.stopping = self._below.receives.last
 
     def _forward(self, key: Key) -> None:
         if self._labels:
@@ -210,7 +213,7 @@ class Runner:
     def _send_activation(self, key: Key) -> None:
         assert self._above is not None, "a block above"
         outputs = self._here["output", key] if self.schedule.predicts else self._here.pop(("output", key))
-        self._above.sends.send(key, outputs)
+        self._above.sends.send(key, outputs, last=self.stopping)
 
     def _recompute(self, key: Key) -> None:
         began = time.perf_counter()

@@ -107,5 +107,13 @@ class Wiring:
         place = device or self.device
         return self.links.receiver(self.rank(block), lane, depth, timeout=self.timeout, device=place)
 
+    def to_root(self, lane: Lane) -> Sender:
+        """Opens a queue to rank 0 of the job."""
+        return self.links.sender(0, lane, 1, timeout=self.timeout)
+
+    def from_rank(self, rank: int, lane: Lane) -> Receiver:
+        """Opens a queue from any rank of the job."""
+        return self.links.receiver(rank, lane, 1, timeout=self.timeout, device=torch.device("cpu"))
+
     def _neighbour(self, block: int, out: Lane, out_depth: int, back: Lane, back_depth: int) -> Neighbour:
         return Neighbour(sends=self.sender(block, out, out_depth), receives=self.receiver(block, back, back_depth))

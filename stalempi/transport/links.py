@@ -40,7 +40,8 @@ _DTYPES = (
     torch.bool,
 )
 _MAX_DIMS = 6
-_HEADER = 4 + MAX_TENSORS * (2 + _MAX_DIMS)
+_FIXED = 5  # magic, batch, micro-batch, whether it is the last, tensors
+_HEADER = _FIXED + MAX_TENSORS * (2 + _MAX_DIMS)
 _FIRST_TAG = 64  # above those of the data-parallel messages
 
 Header = NDArray[np.int64]
@@ -93,11 +94,11 @@ def _pieces(tensor: Tensor, room: int) -> list[Tensor]:
     return [flat[at : at + MAX_BUCKET_BYTES] for at in range(0, max(room, 1), MAX_BUCKET_BYTES)]
 
 
-def _describe(key: Key, tensors: Sequence[Tensor]) -> Header:
+def _describe(key: Key, tensors: Sequence[Tensor], *, last: bool) -> Header:
     header = np.zeros(_HEADER, dtype=np.int64)
-    header[:4] = _MAGIC, *key, len(tensors)
+    header[:_FIXED] = _MAGIC, *key, last, len(tensors)
     for place, tensor in enumerate(tensors):
-        at = 4 + place * (2 + _MAX_DIMS)
+        at = _FIXED + place * (2 + _MAX_DIMS)
         header[at : at + 2 + tensor.dim()] = _DTYPES.index(tensor.dtype), tensor.dim(), *tensor.shape
     return header
 
@@ -124,10 +125,10 @@ class MpiSender(Sender):
         self._on_way: deque[tuple[list[MPI.Request], list[object]]] = deque()
         self._limits: list[tuple[torch.dtype, int]] | None = None
 
-    def send(self, key: Key, tensors: Sequence[Tensor]) -> None:
+    def send(self, key: Key, tensors: Sequence[Tensor], *, last: bool = False) -> None:
         self._check(key, tensors)
         self._wait(self._depth - 1)
-        header = _describe(key, tensors)
+        header = _describe(key, tensors, last=last)
         pieces = self._cut([_to_host(tensor) for tensor in tensors])
         with self._progress.lock:
             requests = [self._comm.Isend(header, self._rank, self._tags[0])]
@@ -228,13 +229,12 @@ class MpiReceiver(Receiver):
 
     def ready(self) -> bool:
         with self._progress.lock:
+            if not self._slots:
+                self._post()
             return self._whole()
 
     def receive(self, key: Key) -> tuple[Tensor, ...]:
-        if not self._slots:
-            with self._progress.lock:
-                self._post()
-        if not wait_for(self.ready, self._timeout, lambda: self._slots[0].here):
+        if not wait_for(self.ready, self._timeout, lambda: bool(self._slots) and self._slots[0].here):
             raise StallError(
                 f"nothing came from rank {self._rank} for {self._timeout:g} s, batch {key[0]}.{key[1]} is due: "
                 "it is stuck or elsewhere"
@@ -247,7 +247,7 @@ class MpiReceiver(Receiver):
         if self._fixed:
             with self._progress.lock:
                 self._post()
-        got = int(slot.header[1]), int(slot.header[2])
+        got, self.last = (int(slot.header[1]), int(slot.header[2])), bool(slot.header[3])
         check_key(got, key, f"rank {self._rank}")
         return tensors
 
@@ -306,8 +306,8 @@ class MpiReceiver(Receiver):
 
 def _shapes(header: Header) -> list[tuple[list[int], torch.dtype]]:
     found = []
-    for place in range(int(header[3])):
-        at = 4 + place * (2 + _MAX_DIMS)
+    for place in range(int(header[_FIXED - 1])):
+        at = _FIXED + place * (2 + _MAX_DIMS)
         dims = int(header[at + 1])
         found.append(([int(n) for n in header[at + 2 : at + 2 + dims]], _DTYPES[int(header[at])]))
     return found
