@@ -21,7 +21,7 @@ from torch import Tensor
 
 from stalempi.errors import ProtocolError, StallError
 
-__all__ = ["MAX_TENSORS", "Key", "Lane", "Links", "LocalLink", "Receiver", "Sender", "check_key"]
+__all__ = ["MAX_TENSORS", "Key", "Lane", "Links", "LocalLink", "Note", "Receiver", "Sender", "check_key"]
 
 MAX_TENSORS = 7
 """Tensors that one message can carry."""
@@ -49,15 +49,20 @@ class Lane(enum.IntEnum):
         return self in (Lane.STATE, Lane.START, Lane.EVALUATION, Lane.STOP)
 
 
+class Note(enum.IntEnum):
+    """What a batch tells the blocks that it comes to."""
+
+    NONE = 0
+    PAUSE = 1  # empty the pipe after this batch
+    STOP = 2  # no later batch will come
+
+
 class Sender(ABC):
     """The end that hands messages on."""
 
     @abstractmethod
-    def send(self, key: Key, tensors: Sequence[Tensor], *, last: bool = False) -> None:
-        """Sends `tensors`, which must not change any more; StallError if the queue stays full until the deadline.
-
-        `last` tells the receiver that no later batch will come.
-        """
+    def send(self, key: Key, tensors: Sequence[Tensor], *, note: Note = Note.NONE) -> None:
+        """Sends `tensors`, which must not change any more; StallError if the queue stays full until the deadline."""
 
     @abstractmethod
     def flush(self) -> None:
@@ -68,10 +73,10 @@ class Receiver(ABC):
     """The end where messages arrive.
 
     Attributes:
-        last: whether the message received last said that no later batch will come.
+        note: what the message received last said besides.
     """
 
-    last: bool = False
+    note: Note = Note.NONE
 
     @abstractmethod
     def ready(self) -> bool:
@@ -121,12 +126,12 @@ class LocalLink(Sender, Receiver):
 
     def __init__(self, peer: str, timeout: float = 0.0) -> None:
         self._peer, self.timeout = peer, timeout
-        self._queue: deque[tuple[Key, tuple[Tensor, ...], bool]] = deque()
+        self._queue: deque[tuple[Key, tuple[Tensor, ...], Note]] = deque()
         self._arrived = threading.Condition()
 
-    def send(self, key: Key, tensors: Sequence[Tensor], *, last: bool = False) -> None:
+    def send(self, key: Key, tensors: Sequence[Tensor], *, note: Note = Note.NONE) -> None:
         with self._arrived:
-            self._queue.append((key, tuple(tensor.clone() for tensor in tensors), last))
+            self._queue.append((key, tuple(tensor.clone() for tensor in tensors), note))
             self._arrived.notify_all()
 
     def flush(self) -> None:
@@ -142,6 +147,6 @@ class LocalLink(Sender, Receiver):
         with self._arrived:
             if not self._arrived.wait_for(lambda: bool(self._queue), self.timeout):
                 raise StallError(f"nothing came from {self._peer} within {self.timeout:g} s")
-            got, tensors, self.last = self._queue.popleft()
+            got, tensors, self.note = self._queue.popleft()
         check_key(got, key, self._peer)
         return tensors

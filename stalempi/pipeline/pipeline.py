@@ -21,15 +21,17 @@ from stalempi.pipeline.build import BlockOptions, MakeOptimizer, build_runner
 from stalempi.pipeline.cut import Plan, check_split, choose_plan, cut, known_plan
 from stalempi.pipeline.dryrun import Done
 from stalempi.pipeline.evaluation import Score, evaluate_block
-from stalempi.pipeline.link import Lane, Links
+from stalempi.pipeline.link import Lane, Links, Note
+from stalempi.pipeline.notes import Notes
 from stalempi.pipeline.replicas import Replicas
 from stalempi.pipeline.runner import Runner, Stretch
+from stalempi.pipeline.saving import block_state, load_block
 from stalempi.pipeline.schedules import BP, Schedule
 from stalempi.pipeline.split import Tie, merge_state_dicts
-from stalempi.pipeline.stopping import Stopping
 from stalempi.pipeline.wiring import Wiring
 from stalempi.roles import assign_block
 from stalempi.silence import default_stall_timeout
+from stalempi.train.checkpoint import CheckpointStore
 
 __all__ = ["Pipeline", "PipelineStats"]
 
@@ -80,7 +82,8 @@ class Pipeline:
         options: see `BlockOptions`: running statistics, autocast, clipping, learning-rate schedule, seed.
         stall_timeout: seconds of silence of a neighbour that end the job.
         context: the rank to be; that of `init` by default.
-        asked_to_stop: whether this rank has been asked to stop, as by a signal: looked at in each step.
+        wants_stop: whether this rank has been asked to stop, as by a signal: called in each step. Give it on all ranks.
+        wants_pause: whether to empty the pipe, as for a checkpoint: called in each step of rank 0.
         stretch: makes computations longer, for experiments.
         record: called with every action that is done.
 
@@ -104,7 +107,8 @@ class Pipeline:
         options: BlockOptions | None = None,
         stall_timeout: float | None = None,
         context: Context | None = None,
-        asked_to_stop: Callable[[], bool] | None = None,
+        wants_stop: Callable[[], bool] | None = None,
+        wants_pause: Callable[[], bool] = lambda: False,
         stretch: Stretch | None = None,
         record: Callable[[Done], None] | None = None,
     ) -> None:
@@ -125,9 +129,11 @@ class Pipeline:
         self._model: nn.Module | None = model
         self._split, self._make_optimizer, self._loss = split, optimizer, loss
         self._send_labels, self._options = send_labels, options or BlockOptions()
-        self._stretch, self._record, self._asked = stretch, record, asked_to_stop
-        self._stopping: Stopping | None = None
+        self._stretch, self._record = stretch, record
+        self._wants_stop, self._wants_pause = wants_stop, wants_pause
+        self._notes: Notes | None = None
         self._ties: tuple[Tie, ...] = ()
+        self._plan: Plan | None = None
         self._copies: Replicas | None = None
         self._runner: Runner | None = None
         self._closed = False
@@ -143,7 +149,12 @@ class Pipeline:
     @property
     def stopping(self) -> bool:
         """Whether the batch taken in last is the last one, since a rank has been asked to stop: leave the loop."""
-        return self._runner is not None and self._runner.stopping
+        return self._runner is not None and self._runner.note is Note.STOP
+
+    @property
+    def pausing(self) -> bool:
+        """Whether rank 0 wants the pipe emptied after the batch taken in last: every rank finds so at that batch."""
+        return self._runner is not None and self._runner.note is Note.PAUSE
 
     @property
     def module(self) -> nn.Module:
@@ -186,7 +197,7 @@ class Pipeline:
         if self._closed or self.stopping:
             raise ConfigError("this pipeline takes no more batches: it is closed, or has been asked to stop")
         runner = self._started(x)
-        runner.stopping = self._stopping.now() if self._stopping else False
+        runner.note = self._notes.now() if self._notes else Note.NONE
         inputs = self._take(x, "the first rank needs the batch: call step(x, y)") if self.is_first else None
         labels = None
         if self.is_first if self._send_labels else self.is_last:
@@ -250,6 +261,61 @@ class Pipeline:
         if self.block == 0 and self.replica == 0:
             torch.save(state, path)
 
+    def save_checkpoint(self, store: CheckpointStore, more: dict[str, Any] | None = None) -> Path | None:
+        """Drains, then writes all that training needs to go on, one part a block; every rank calls it.
+
+        Args:
+            store: where; a folder that all ranks share.
+            more: plain values of the caller's, from rank 0.
+
+        Returns the checkpoint's folder on rank 0, None on the others.
+        """
+        if self._runner is None or self._plan is None:
+            raise ConfigError("there is nothing to save before the first step")
+        self.drain()
+        is_root = self._context.rank == 0
+        name = store.next_name() if is_root else ""
+        if is_root:
+            store.begin(name)
+        name = self._tell(name)[0]
+        if self.replica == 0:
+            store.write_part(name, f"block-{self.block}", block_state(self._runner))
+        self._tell(None)  # all parts are there
+        if not is_root:
+            return None
+        run = {"plan": asdict(self._plan), "method": str(self._method), "blocks": self.blocks, "more": more or {}}
+        store.write_part(name, "run", run)
+        return store.commit(name)
+
+    def load_checkpoint(self, path: Path) -> dict[str, Any]:
+        """Goes on from a checkpoint, before the first step; every rank calls it. Returns what `more` was.
+
+        Raises ConfigError if it is of another model, method or number of blocks.
+        """
+        if self.step_count:
+            raise ConfigError("a checkpoint is loaded before the first step")
+        run = CheckpointStore.load_part(path, "run")
+        ours = (str(self._method), self.blocks)
+        theirs = (run.get("method"), run.get("blocks")) if isinstance(run, dict) else (None, None)
+        if ours != theirs:
+            raise ConfigError(
+                f"checkpoint {path} is of {theirs[0]} on {theirs[1]} block(s), this is {ours[0]} on {ours[1]}: resume "
+                "it as it was, or start fresh"
+            )
+        plan = Plan(**run["plan"])
+        if self._runner is None:
+            self._begin(plan)
+        elif self._plan and self._plan.boundaries != plan.boundaries:
+            raise ConfigError(f"checkpoint {path} was cut at {plan.boundaries}, this model at {self._plan.boundaries}")
+        assert self._runner is not None, "begun"
+        load_block(self._runner, CheckpointStore.load_part(path, f"block-{self.block}"))
+        return dict(run["more"])
+
+    def gather_stats(self) -> list[PipelineStats]:
+        """Returns what every rank's block has done, by rank, on every rank."""
+        told = self._tell(asdict(self.stats))
+        return [PipelineStats(**{**each, "staleness": {int(k): v for k, v in each["staleness"].items()}}) for each in told]
+
     def close(self) -> None:
         """Drains and retires; does nothing a second time."""
         if self._closed:
@@ -261,8 +327,8 @@ class Pipeline:
             self._runner.close()
             if self._copies:
                 self._copies.close()
-            if self._stopping:
-                self._stopping.close()
+            if self._notes:
+                self._notes.close()
             self._tell(None)  # no message of a later pipeline meets a receive of this one
 
     def finish(self) -> None:
@@ -295,9 +361,10 @@ class Pipeline:
         """Cuts the model, keeps this rank's block, and opens the links to its neighbours."""
         assert self._model is not None, "not cut yet"
         mine = cut(self._model, plan, self.block, seed=self._options.seed, device=self._context.device)
-        self._model, self._ties = None, mine.ties
+        self._model, self._ties, self._plan = None, mine.ties, plan
         self._copies = self._wiring.copies([*mine.module.parameters(), *mine.module.buffers()])
-        self._stopping = Stopping(self._wiring, self._copies, self._asked) if self._asked else None
+        if self._wants_stop:
+            self._notes = Notes(self._wiring, self._copies, stop=self._wants_stop, pause=self._wants_pause)
         self._runner = build_runner(
             mine.module,
             self.block,

@@ -48,12 +48,18 @@ class Predictor:
     Args:
         seed: of the net's first weights.
         lr: of its own Adam.
+
+    Attributes:
+        net, optimizer: None until the first activation has come.
+        shape: of that activation.
+        mean_square: of the error gradients, running.
     """
 
     def __init__(self, seed: int, *, lr: float = 1e-3) -> None:
         self._seed, self._lr = seed, lr
         self.net: nn.Module | None = None
         self.optimizer: torch.optim.Optimizer | None = None
+        self.shape: tuple[int, ...] = ()
         self.mean_square = 0.0
         self._seen: deque[Tensor] = deque()
 
@@ -88,5 +94,6 @@ class Predictor:
             with torch.random.fork_rng(devices=[activation.device] if activation.is_cuda else []):
                 torch.manual_seed(self._seed)
                 self.net = make_predictor(activation)
+            self.shape = tuple(activation.shape)
             self.optimizer = torch.optim.Adam(self.net.parameters(), lr=self._lr)
         return self.net, self.optimizer

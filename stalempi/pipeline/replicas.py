@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stalempi.pipeline.link import Lane, Links, Receiver, Sender
+from stalempi.pipeline.link import Lane, Links, Note, Receiver, Sender
 
 __all__ = ["Replicas"]
 
@@ -32,8 +32,8 @@ class Replicas:
         device: where this rank computes.
 
     Attributes:
-        wants_stop: set on the leading copy to stop them all.
-        stops: whether they are to stop: true on every copy from the same update on.
+        wish: set on the leading copy, for all of them.
+        note: the wish as of the update before: every copy has it after the same update.
     """
 
     def __init__(self, links: Links, ranks: Sequence[int], rank: int, *, timeout: float, device: torch.device) -> None:
@@ -50,7 +50,7 @@ class Replicas:
         self._leads = rank == ranks[0]
         self._start, self._copies = open_lane(Lane.START), open_lane(Lane.REPLICA)
         self._count = 0
-        self.wants_stop = self.stops = False
+        self.wish = self.note = Note.NONE
 
     @torch.no_grad()
     def share_start(self, tensors: Sequence[Tensor]) -> None:
@@ -78,7 +78,7 @@ class Replicas:
         if self._leads:
             for copy in self._copies:
                 mine = [a + b.to(a.device) for a, b in zip(mine, copy.receives.receive(key), strict=True)]
-            told = torch.tensor([mine[-1].item(), float(self.wants_stop)], dtype=torch.float64)
+            told = torch.tensor([mine[-1].item(), float(self.wish)], dtype=torch.float64)
             means = [*(flat / mine[-1].item() for flat in mine[:-1]), told]
             for copy in self._copies:
                 copy.sends.send(key, means)
@@ -86,7 +86,7 @@ class Replicas:
             self._copies[0].sends.send(key, mine)
             means = list(self._copies[0].receives.receive(key))
         _unpack(means[:-1], gradients)
-        self.stops = bool(means[-1][1])
+        self.note = Note(int(means[-1][1]))
         return int(means[-1][0])
 
 

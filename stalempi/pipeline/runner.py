@@ -15,7 +15,7 @@ from stalempi.errors import ConfigError
 from stalempi.pipeline.actions import Action, Op
 from stalempi.pipeline.block import Block, Tensors
 from stalempi.pipeline.dryrun import Done
-from stalempi.pipeline.link import Key, Receiver, Sender
+from stalempi.pipeline.link import Key, Note, Receiver, Sender
 from stalempi.pipeline.predictor import Predictor
 from stalempi.pipeline.schedules import Schedule
 from stalempi.pipeline.tied import TiedEnd
@@ -23,7 +23,7 @@ from stalempi.pipeline.tied import TiedEnd
 __all__ = ["Neighbour", "Runner", "Stretch"]
 
 Stretch = Callable[[Op, int, float], None]
-"""Called as stretch(op, batch, began) once a computation is done; may sleep to make it longer."""
+"""Called as stretch(op, step, began) once a computation is done in a step; may sleep to make it longer."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,10 @@ class Runner:
         progress: keeps messages moving during a computation.
 
     Attributes:
+        tied, predictor: as given.
         batches: taken in so far.
         waited: seconds spent in waiting for messages.
-        stopping: whether no later batch will come: set on the first block, told to the others with the last batch.
+        note: what the batch taken in last says besides: set on the first block, told to the others with the batch.
     """
 
     def __init__(  # noqa: PLR0913 - made in one place
@@ -75,12 +76,12 @@ class Runner:
         self.block, self.schedule, self.predictor = block, schedule, predictor
         self._below, self._above = below, above
         self._labels, self._labels_out = labels, labels_out
-        self._tied: TiedEnd | None = tied[0] if tied else None
+        self.tied: TiedEnd | None = tied[0] if tied else None
         self._other: Neighbour | None = tied[1] if tied else None
         self._stretch, self._record, self._progress = stretch, record, progress
         self.batches = 0
         self.waited = 0.0
-        self.stopping = False
+        self.note = Note.NONE
         self._base = 0  # batches before the pipe was drained last: the schedule counts from there
         self._todo: deque[Action] = deque()
         self._here: dict[tuple[str, Key], Tensors] = {}
@@ -114,14 +115,14 @@ class Runner:
             self._place("label", y)
             self._send_labels()
         actions: Iterable[Action] = self.schedule.step(self.block.number, self.block.blocks, self.batches - self._base)
-        self._todo.extend(self._tied.expand(actions) if self._tied else actions)
+        self._todo.extend(self.tied.expand(actions) if self.tied else actions)
         self.batches += 1
 
     def add_drain(self) -> None:
         """Adds what finishes the batches that are inside."""
         actions: Iterable[Action] = self.schedule.drain(self.block.number, self.block.blocks, self.batches - self._base)
-        self._todo.extend(self._tied.expand(actions) if self._tied else actions)
-        self._todo.extend(self._tied.flush() if self._tied else ())
+        self._todo.extend(self.tied.expand(actions) if self.tied else actions)
+        self._todo.extend(self.tied.flush() if self.tied else ())
 
     def advance(self, *, wait: bool = True) -> bool:
         """Does what is to be done, without `wait` only up to a message that is missing; returns whether it did any."""
@@ -190,7 +191,7 @@ class Runner:
             with self._progress():
                 self._work[action.op](self._key(action))
                 if self._stretch and action.op is not Op.RECOMPUTE:
-                    self._stretch(action.op, self._base + action.batch, began)
+                    self._stretch(action.op, self.batches - 1, began)
         ended = time.perf_counter()
         if action.op.is_receive:
             self.waited += ended - began
@@ -201,7 +202,7 @@ class Runner:
     def _receive_activation(self, key: Key) -> None:
         assert self._below is not None, "a block below"
         self._here["input", key] = self._below.receives.receive(key)
-        self.stopping = self._below.receives.last
+        self.note = self._below.receives.note
 
     def _forward(self, key: Key) -> None:
         if self._labels:
@@ -213,12 +214,12 @@ class Runner:
     def _send_activation(self, key: Key) -> None:
         assert self._above is not None, "a block above"
         outputs = self._here["output", key] if self.schedule.predicts else self._here.pop(("output", key))
-        self._above.sends.send(key, outputs, last=self.stopping)
+        self._above.sends.send(key, outputs, note=self.note)
 
     def _recompute(self, key: Key) -> None:
-        began = time.perf_counter()
+        began, step = time.perf_counter(), self.batches - 1
         stretch = self._stretch
-        self.block.recompute(key, (lambda: stretch(Op.RECOMPUTE, key[0], began)) if stretch else None)
+        self.block.recompute(key, (lambda: stretch(Op.RECOMPUTE, step, began)) if stretch else None)
 
     def _receive_gradient(self, key: Key) -> None:
         assert self._above is not None, "a block above"
@@ -242,17 +243,17 @@ class Runner:
         self._here["tie", key] = self._other.receives.receive(key)
 
     def _step_tie(self, key: Key) -> None:
-        assert self._tied is not None, "parameters to share"
+        assert self.tied is not None, "parameters to share"
         total = self._here.pop(("tie", key))
-        if self._tied.is_lower:
-            total = tuple(own + other for own, other in zip(self._tied.take(), total, strict=True))
+        if self.tied.is_lower:
+            total = tuple(own + other for own, other in zip(self.tied.take(), total, strict=True))
             self._here["total", key] = total
-        self._tied.step(total)
+        self.tied.step(total)
 
     def _send_tie(self, key: Key) -> None:
-        assert self._tied is not None, "parameters to share"
+        assert self.tied is not None, "parameters to share"
         assert self._other is not None, "another block to share with"
-        self._other.sends.send(key, self._here.pop(("total", key)) if self._tied.is_lower else self._tied.take())
+        self._other.sends.send(key, self._here.pop(("total", key)) if self.tied.is_lower else self.tied.take())
 
     def _predict(self, key: Key) -> None:
         outputs = self._here.pop(("output", key))

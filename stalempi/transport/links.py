@@ -21,7 +21,7 @@ from torch import Tensor
 
 from stalempi.errors import ConfigError, ProtocolError, StallError
 from stalempi.flat import MAX_BUCKET_BYTES
-from stalempi.pipeline.link import MAX_TENSORS, Key, Lane, Receiver, Sender, check_key
+from stalempi.pipeline.link import MAX_TENSORS, Key, Lane, Note, Receiver, Sender, check_key
 from stalempi.transport.backoff import wait_for
 
 __all__ = ["MpiReceiver", "MpiSender", "Progress"]
@@ -40,7 +40,7 @@ _DTYPES = (
     torch.bool,
 )
 _MAX_DIMS = 6
-_FIXED = 5  # magic, batch, micro-batch, whether it is the last, tensors
+_FIXED = 5  # magic, batch, micro-batch, note, tensors
 _HEADER = _FIXED + MAX_TENSORS * (2 + _MAX_DIMS)
 _FIRST_TAG = 64  # above those of the data-parallel messages
 
@@ -94,9 +94,9 @@ def _pieces(tensor: Tensor, room: int) -> list[Tensor]:
     return [flat[at : at + MAX_BUCKET_BYTES] for at in range(0, max(room, 1), MAX_BUCKET_BYTES)]
 
 
-def _describe(key: Key, tensors: Sequence[Tensor], *, last: bool) -> Header:
+def _describe(key: Key, tensors: Sequence[Tensor], note: Note) -> Header:
     header = np.zeros(_HEADER, dtype=np.int64)
-    header[:_FIXED] = _MAGIC, *key, last, len(tensors)
+    header[:_FIXED] = _MAGIC, *key, note, len(tensors)
     for place, tensor in enumerate(tensors):
         at = _FIXED + place * (2 + _MAX_DIMS)
         header[at : at + 2 + tensor.dim()] = _DTYPES.index(tensor.dtype), tensor.dim(), *tensor.shape
@@ -125,10 +125,10 @@ class MpiSender(Sender):
         self._on_way: deque[tuple[list[MPI.Request], list[object]]] = deque()
         self._limits: list[tuple[torch.dtype, int]] | None = None
 
-    def send(self, key: Key, tensors: Sequence[Tensor], *, last: bool = False) -> None:
+    def send(self, key: Key, tensors: Sequence[Tensor], *, note: Note = Note.NONE) -> None:
         self._check(key, tensors)
         self._wait(self._depth - 1)
-        header = _describe(key, tensors, last=last)
+        header = _describe(key, tensors, note)
         pieces = self._cut([_to_host(tensor) for tensor in tensors])
         with self._progress.lock:
             requests = [self._comm.Isend(header, self._rank, self._tags[0])]
@@ -247,7 +247,7 @@ class MpiReceiver(Receiver):
         if self._fixed:
             with self._progress.lock:
                 self._post()
-        got, self.last = (int(slot.header[1]), int(slot.header[2])), bool(slot.header[3])
+        got, self.note = (int(slot.header[1]), int(slot.header[2])), Note(int(slot.header[3]))
         check_key(got, key, f"rank {self._rank}")
         return tensors
 
