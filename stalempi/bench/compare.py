@@ -132,7 +132,7 @@ def _check_real(given: set[str], words: dict[str, Any]) -> None:
     """Raises ConfigError where a real run has no use for an option, or lacks one."""
     if "learn" not in given:
         raise ConfigError("--real trains: say on what, as in --learn digits")
-    virtual = given & {"compute", "intervals", "latency_ms", "bandwidth", "service_ms"}
+    virtual = given & {"compute", "intervals", "latency_ms", "bandwidth", "service_ms", "handshakes", "link"}
     if virtual:
         raise ConfigError(f"--{virtual.pop().replace('_', '-')} is of the virtual clock: leave it out beside --real")
     if find_scenario(words["scenario"]).dies:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -108,8 +109,9 @@ def _cuda(answer: Answer, *, gpu: bool) -> Finding:
 
 def _transports(library: str) -> list[Finding]:
     """Says by what messages may travel, as far as the library tells, and whether a fast network lies idle."""
-    infiniband = _names("/sys/class/infiniband")
-    interfaces = [name for name in _names("/sys/class/net") if name != "lo"]
+    folder = Path("/sys/class/infiniband")
+    infiniband = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
+    interfaces = [name for _, name in socket.if_nameindex() if name != "lo"]
     if "Open MPI" in library:
         parts = _components()
         text = "; ".join(f"{kind}: {', '.join(parts[kind])}" for kind in ("pml", "mtl", "btl") if parts.get(kind))
@@ -124,11 +126,6 @@ def _transports(library: str) -> list[Finding]:
             warn("transports", said, "InfiniBand is there and this MPI cannot use it: load one built with UCX or OFI")
         ]
     return [ok("transports", said)]
-
-
-def _names(folder: str) -> list[str]:
-    path = Path(folder)
-    return sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []
 
 
 def _components() -> dict[str, list[str]]:

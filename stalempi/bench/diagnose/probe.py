@@ -30,10 +30,11 @@ class Answer:
 
     @property
     def last_words(self) -> str:
-        """Returns the last line that says something, on stderr."""
+        """Returns the line on stderr that says most: the last of a traceback, else the first."""
         lines = [line.strip() for line in self.err.splitlines() if any(c.isalnum() for c in line)]
         ended = f"killed by signal {-self.code}" if self.code and self.code < 0 else f"exit code {self.code}"
-        return lines[-1] if lines else f"{ended}, no message"
+        place = -1 if any(line.startswith("Traceback") for line in lines) else 0
+        return lines[place] if lines else f"{ended}, no message"
 
 
 def unlaunched() -> dict[str, str]:

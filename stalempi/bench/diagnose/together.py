@@ -13,7 +13,7 @@ __all__ = ["judge_ranks"]
 
 Report: TypeAlias = Mapping[str, Any]
 
-_SLOW = 10.0  # times the median of its kind, at which a way between two ranks is worth a word
+_SLOW = 10.0  # times a quick one of its kind, at which a way between two ranks is worth a word
 _NOTICED = 1e3  # microseconds there and back below which nobody minds
 
 
@@ -128,7 +128,8 @@ def _ways(where: str, pairs: Mapping[tuple[int, int], list[float]]) -> Finding:
     rate = statistics.median(figures[1] for figures in pairs.values())
     longest = pairs[slowest][0]
     said = f"{len(pairs)} pairs: {middle:.1f} us, {rate:.2g} GB/s; slowest {slowest[0]}-{slowest[1]}: {longest:.1f} us"
-    if longest > max(_SLOW * middle, _NOTICED):
+    quick = sorted(figures[0] for figures in pairs.values())[len(pairs) // 4]
+    if longest > max(_SLOW * quick, _NOTICED):
         return warn(name, said, f"look at the nodes of ranks {slowest[0]} and {slowest[1]}: busy, or on a slow link")
     return ok(name, said)
 
