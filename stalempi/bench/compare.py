@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from stalempi.bench.launch import Launch, launch_from, launch_options, launch_words
 from stalempi.bench.options import FiniteRange
 from stalempi.bench.picture import draw, need_matplotlib
 from stalempi.bench.real import RealRuns
@@ -87,6 +88,7 @@ class _Setting:
 @click.option("--target", type=FiniteRange(0, 1), help="Accuracy whose time is measured [default: 0.95].")
 @click.option("--seconds", type=_positive, help="Virtual seconds; not with --learn [default: 2000 iterations].")
 @click.option("--real", is_flag=True, help="Train for real, under mpirun, with a scenario's delays as sleeps.")
+@launch_options
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Write table, picture and figures here.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @click.pass_context
@@ -103,16 +105,21 @@ def compare(context: click.Context, /, **words: Any) -> None:
         raise ConfigError("--learn compares runs of as many --samples: leave --seconds out")
     if "learn" not in given and "target" in given:
         raise ConfigError("--target is an accuracy: add --learn digits")
-    real = words.pop("real")
+    real, launch = words.pop("real"), launch_from(words)
     if real:
         _check_real(given, words)
+    elif launch != Launch():
+        raise ConfigError("options of starting ranks are for real runs: add --real, or leave them out")
     out, as_json, seeds = words.pop("out"), words.pop("as_json"), range(words.pop("seeds"))
     target = words.pop("target") or 0.95
     labels = parse_policies(words.pop("policies"))
     if out:
         need_matplotlib()
         check_writable(out)
-    runs = _real_runs(words) if real else None
+    runs = _real_runs(words, launch) if real else None
+    if runs and launch.dry_run:
+        click.echo("".join(runs.command_line(label, seed) for label in labels for seed in seeds), nl=False)
+        return
     setting = _setting(words)
     with plain_warnings():
         rows = sweep(labels, seeds, _reporting(runs.run if runs else setting.run))
@@ -125,14 +132,14 @@ def _check_real(given: set[str], words: dict[str, Any]) -> None:
     """Raises ConfigError where a real run has no use for an option, or lacks one."""
     if "learn" not in given:
         raise ConfigError("--real trains: say on what, as in --learn digits")
-    virtual = given & {"compute", "intervals", "latency_ms", "bandwidth", "service_ms"}
+    virtual = given & {"compute", "intervals", "latency_ms", "bandwidth", "service_ms", "handshakes", "link"}
     if virtual:
         raise ConfigError(f"--{virtual.pop().replace('_', '-')} is of the virtual clock: leave it out beside --real")
     if find_scenario(words["scenario"]).dies:
         raise ConfigError("--scenario dies is of the virtual clock: a lost rank ends an MPI job")
 
 
-def _real_runs(words: Mapping[str, Any]) -> RealRuns:
+def _real_runs(words: Mapping[str, Any], launch: Launch) -> RealRuns:
     scenario = find_scenario(words["scenario"])
     options = {
         "scenario": scenario.name,
@@ -143,7 +150,9 @@ def _real_runs(words: Mapping[str, Any]) -> RealRuns:
     }
     options |= {key.replace("_", "-"): words[key] for key in ("model", "samples", "batch_size", "lr", "momentum")}
     given = [word for key, value in options.items() if value is not None for word in (f"--{key}", str(value))]
-    return RealRuns(1 + (words["workers"] or scenario.num_workers), [*given, "--lr-decay", words["lr_decay"]])
+    return RealRuns(
+        1 + (words["workers"] or scenario.num_workers), [*given, "--lr-decay", words["lr_decay"], *launch_words(launch)]
+    )
 
 
 def _setting(words: dict[str, Any]) -> _Setting:

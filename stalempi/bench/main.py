@@ -16,6 +16,7 @@ __all__ = ["main"]
 _COMMANDS = {
     "train": "Train a model with a parameter server and workers.",
     "simulate": "Play a policy under a virtual clock.",
+    "doctor": "Say what is wrong with this machine, its MPI and a launch.",
     "compare": "Compare policies over scenarios and seeds.",
 }
 

@@ -30,19 +30,28 @@ class RealRuns:
 
     def run(self, label: str, seed: int) -> Outcome:
         """Trains under the policy that `label` says; StalempiError with the job's own words if it fails."""
-        policy = parse_policy(label)
-        given = [word for key, value in policy.options().items() if key != "eps" for word in (f"--{key}", str(value))]
         with tempfile.TemporaryDirectory() as out:
-            command = [sys.executable, "-m", "stalempi.bench", "train", "-n", str(self.ranks)]
-            command += ["--policy", policy.name, *given, *self.words, "--seed", str(seed), "--out", out]
-            done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_LIMIT, check=False
-            )
-            if done.returncode:
-                said = next((line for line in done.stderr.splitlines() if "stalempi" in line), done.stderr)
-                raise StalempiError(f"{label}, seed {seed} failed: {said}")
+            self._train(label, seed, "--out", out)
             result = json.loads(Path(out, "result.json").read_text(encoding="utf-8"))
         return Outcome(figures_of(result), tuple(Point(**point) for point in result["curve"]))
+
+    def command_line(self, label: str, seed: int) -> str:
+        """Returns the launcher's command line of a run that is not made."""
+        return self._train(label, seed, "--dry-run")
+
+    def _train(self, label: str, seed: int, *words: str) -> str:
+        """Calls stalempi-bench train and returns what it printed."""
+        policy = parse_policy(label)
+        given = [word for key, value in policy.options().items() if key != "eps" for word in (f"--{key}", str(value))]
+        command = [sys.executable, "-m", "stalempi.bench", "train", "-n", str(self.ranks)]
+        command += ["--policy", policy.name, *given, *self.words, "--seed", str(seed), *words]
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_LIMIT, check=False
+        )
+        if done.returncode:
+            said = next((line for line in done.stderr.splitlines() if "stalempi" in line), done.stderr)
+            raise StalempiError(f"{label}, seed {seed} failed: {said}")
+        return done.stdout
 
 
 def figures_of(result: Mapping[str, Any]) -> Figures:

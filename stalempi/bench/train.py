@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from stalempi.bench.emulate import parse_slow
-from stalempi.bench.launch import is_launched, relaunch
+from stalempi.bench.launch import is_launched, launch_from, launch_options, relaunch
 from stalempi.bench.options import FiniteRange, parse_shares, policy_from, policy_options
 from stalempi.bench.report import check_writable
 from stalempi.bench.training import TrainOptions, run_rank
@@ -28,6 +28,7 @@ _count = click.IntRange(min=1)
 
 @click.command()
 @click.option("-n", "--ranks", type=int, help="Ranks to start: a server, workers, an evaluator. Not under a launcher.")
+@launch_options
 @policy_options
 @click.option("--model", default="cnn", show_default=True, help="Ours, or any model of torchvision by name.")
 @click.option("--dataset", type=click.Choice(DATASETS), default="digits", show_default=True)
@@ -73,7 +74,7 @@ def train(**words: Any) -> None:
     Without a launcher, -n starts the ranks; under mpirun or srun this is one of them.
     """
     launched = is_launched(os.environ)
-    ranks = words.pop("ranks")
+    ranks, launch = words.pop("ranks"), launch_from(words)
     if not launched and ranks is None:
         raise ConfigError("say how many ranks to start, as in -n 3: one server and two workers")
     if ranks is not None and ranks < 2:
@@ -93,4 +94,4 @@ def train(**words: Any) -> None:
         raise ConfigError(
             f"--trace {options.trace}: there is no folder {options.trace.parent}; make it or choose another"
         )
-    relaunch(ranks, sys.argv[1:])
+    relaunch(ranks, sys.argv[1:], launch)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from rich.console import Console
 from stalempi.bench.options import FiniteRange, parse_shares
 from stalempi.errors import ConfigError
 from stalempi.simulate.learning import Recipe
-from stalempi.simulate.network import Network
+from stalempi.simulate.network import Link, Network
 from stalempi.simulate.scenarios import SCENARIOS, find_scenario
 from stalempi.simulate.workload import Workload, drawn, listed, parse_distribution, read_intervals
 from stalempi.train.datasets import DATASETS, load_dataset
@@ -32,6 +33,7 @@ __all__ = [
     "network_from",
     "network_options",
     "options_given",
+    "parse_links",
     "plain_warnings",
     "recipe_from",
     "refuse_idle",
@@ -79,6 +81,12 @@ def network_options(function: F) -> F:
         ),
         click.option("--message-mb", type=_least_0, default=0.0, help="Size of a push and of a release."),
         click.option("--service-ms", type=_least_0, default=0.0, help="The server's work on a push."),
+        click.option(
+            "--handshakes", type=click.IntRange(min=0), default=0, help="Round trips before a message with contents."
+        ),
+        click.option(
+            "--link", multiple=True, metavar="WORKER=MS[:MB/S]", help="A slower way to one worker. Repeatable."
+        ),
     )
     return add(function)
 
@@ -192,7 +200,25 @@ def network_from(words: dict[str, Any]) -> Network:
     """Takes the network's options out of a command's parameters."""
     latency, service = words.pop("latency_ms") / 1e3, words.pop("service_ms") / 1e3
     bandwidth, size = words.pop("bandwidth"), round(words.pop("message_mb") * 1e6)
-    return Network(latency, math.inf if bandwidth is None else bandwidth * 1e6, size, size, service)
+    limit = math.inf if bandwidth is None else bandwidth * 1e6
+    return Network(latency, limit, size, size, service, words.pop("handshakes"), parse_links(words.pop("link")))
+
+
+def parse_links(specs: Sequence[str]) -> tuple[Link, ...]:
+    """Reads WORKER=MS[:MB/S] words, latency and bandwidth of a worker's own link; ConfigError otherwise."""
+    found: dict[int, Link] = {}
+    for spec in specs:
+        match = re.fullmatch(r"(\d+)=([^:]+)(?::(.+))?", spec)
+        try:
+            values = [float(match[2]) / 1e3, float(match[3] or "inf") * 1e6] if match else []
+        except ValueError:
+            values = []
+        if not match or not values:
+            raise ConfigError(f"--link takes WORKER=MS[:MB/S], as in --link 2=20:12.5, got {spec!r}")
+        if int(match[1]) in found:
+            raise ConfigError(f"--link {spec}: worker {match[1]} has a link already")
+        found[int(match[1])] = Link(*values)
+    return tuple(found.get(worker, Link()) for worker in range(max(found, default=-1) + 1))
 
 
 def recipe_from(words: dict[str, Any], *, seconds: float | None = None, evaluations: int = 40) -> Recipe | None:

@@ -45,22 +45,22 @@ class _Worker:
 class _Run:
     def __init__(self, policy: Policy, workload: Workload, limit: Limit, network: Network) -> None:
         self._policy, self._limit = policy, limit
-        self._agenda = Agenda(workload)
-        self._wire = Wire(network)
+        self._wire = Wire(network, workload.num_workers)
+        self._agenda = Agenda(workload, self._wire)
         self.stats = RunStats([WorkerStats() for _ in range(workload.num_workers)])
         self._workers = [_Worker(stats) for stats in self.stats.workers]
 
     def run(self, observe: Observe | None) -> None:
-        """Takes messages in the order of their sending, which a wire keeps, until the limit or until all have left."""
+        """Takes messages in the order in which they reach the server's link, until the limit or until all have left."""
         policy, agenda, horizon = self._policy, self._agenda, self._limit.seconds
         policy.start(len(self._workers), 0.0)
         for number in range(len(self._workers)):
             agenda.start_iteration(number, 0.0)
         while entry := agenda.next(horizon):
-            sent, number, kind = entry
+            reached, number, kind, sent = entry
             if not policy.clocks.active[number]:
                 continue
-            now = self._wire.push(sent) if kind is Kind.PUSH else self._wire.leave(sent)
+            now = self._wire.push(reached) if kind is Kind.PUSH else self._wire.leave(reached)
             if now > horizon:
                 break
             event = Push(number, now) if kind is Kind.PUSH else Leave(number, now)
@@ -89,11 +89,11 @@ class _Run:
         for decision in decisions:
             if isinstance(decision, Release):
                 self._workers[decision.worker].version = self.stats.updates
-                self._go_on(decision.worker, self._wire.release())
+                self._go_on(decision.worker, self._wire.release(decision.worker))
             elif isinstance(decision, Apply):
                 self._apply(decision.workers)
             elif isinstance(decision, Continue):
-                self._go_on(decision.worker, self._wire.release(empty=True))
+                self._go_on(decision.worker, self._wire.release(decision.worker, empty=True))
             else:
                 assert isinstance(decision, Drop)
                 self._workers[decision.worker].stats.dropped += 1

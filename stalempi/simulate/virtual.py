@@ -55,7 +55,8 @@ class VirtualJob:
         self.ends: list[_WorkerEnd] = []
         self._sent = [0.0] * workload.num_workers
         self._left = [False] * workload.num_workers
-        self._wire, self._agenda = Wire(network), Agenda(workload)
+        self._wire = Wire(network, workload.num_workers)
+        self._agenda = Agenda(workload, self._wire)
 
     def add(
         self,
@@ -81,10 +82,10 @@ class VirtualJob:
     def receive(self) -> list[int]:
         """Goes on to the next message that the server takes up and returns its worker; all workers at the horizon."""
         while entry := self._agenda.next(self.seconds):
-            sent, worker, kind = entry
+            reached, worker, kind, sent = entry
             if self._left[worker]:
                 continue
-            now = self._wire.push(sent) if kind is Kind.PUSH else self._wire.leave(sent)
+            now = self._wire.push(reached) if kind is Kind.PUSH else self._wire.leave(reached)
             if now > self.seconds:
                 break
             self.now = now
@@ -99,7 +100,7 @@ class VirtualJob:
 
     def release(self, worker: int, header: bytearray, parts: Parts | None) -> None:
         """Brings a release to `worker`, which goes on when it has it; None for one without parameters."""
-        received = self._wire.release(empty=parts is None)
+        received = self._wire.release(worker, empty=parts is None)
         self.ends[worker].deliver(header, parts)
         self.workers[worker].take_release(received - self._sent[worker])
         if self.workers[worker].stopping:

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from stalempi.bench import launch
+from stalempi.bench import launch, launchers
 from stalempi.bench.launch import find_launcher, is_launched, launch_command, relaunch
 from stalempi.errors import ConfigError
 
 OPENMPI = "mpirun (Open MPI) 5.0.6"
 PRTE = "prterun (PRTE) 3.0.8"
+ALLOCATIONS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 HYDRA = "HYDRA build details: Version: 4.2.3"
 
 
@@ -24,8 +25,8 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.setattr(sys, "executable", str(tmp_path / "elsewhere" / "python"))
     monkeypatch.setenv("PATH", str(folder))
-    for name in ("STALEMPI_MPIEXEC", "STALEMPI_TERMINAL", *launch._ALLOCATIONS):
-        monkeypatch.delenv(name, raising=False)
+    for name in [name for name in os.environ if name.startswith("STALEMPI_") or name in ALLOCATIONS]:
+        monkeypatch.delenv(name)
     return folder
 
 
@@ -33,7 +34,7 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes this an ordinary user's machine of 4 cores."""
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(launch, "_physical_cores", lambda: 4)
+    monkeypatch.setattr(launchers, "physical_cores", lambda: 4)
 
 
 def put(path: Path, says: str) -> Path:
@@ -44,11 +45,11 @@ def put(path: Path, says: str) -> Path:
 
 
 def flags(launcher: Path, ranks: int = 3) -> list[str]:
-    """Returns what stands between the number of ranks and the program."""
+    """Returns what stands before the number of ranks and the program."""
     command = launch_command(launcher, ranks, ["python", "x.py"])
-    assert command[:3] == [str(launcher), "-n", str(ranks)]
-    assert command[-2:] == ["python", "x.py"]
-    return command[3:-2]
+    assert command[0] == str(launcher)
+    assert command[-4:] == ["-n", str(ranks), "python", "x.py"]
+    return command[1:-4]
 
 
 def test_the_launcher_beside_python_comes_before_the_first_on_path(bare: Path) -> None:
@@ -102,17 +103,18 @@ def test_open_mpi_oversubscribes_only_with_more_ranks_than_cores(bare: Path, ran
 
 
 @pytest.mark.usefixtures("plain")
-@pytest.mark.parametrize("allocation", launch._ALLOCATIONS)
+@pytest.mark.parametrize("allocation", ALLOCATIONS)
 def test_inside_an_allocation_the_batch_system_decides(
     bare: Path, monkeypatch: pytest.MonkeyPatch, allocation: str
 ) -> None:
     monkeypatch.setenv(allocation, "17")
-    assert flags(put(bare / "mpirun", OPENMPI), 100) == ["--bind-to", "none"]
+    monkeypatch.setattr(launch, "_FORWARDED", ("PATH",))
+    assert flags(put(bare / "mpirun", OPENMPI), 100) == ["--bind-to", "none", "-x", "PATH"]
 
 
 def test_hydra_needs_no_flag_even_for_root_and_many_ranks(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(launch, "_physical_cores", lambda: 1)
+    monkeypatch.setattr(launchers, "physical_cores", lambda: 1)
     assert flags(put(bare / "mpiexec", HYDRA), 9) == []
 
 
@@ -145,7 +147,7 @@ def test_a_relaunch_replaces_the_process_and_marks_the_ranks(bare: Path, monkeyp
     assert path == launcher
     assert command == [
         str(launcher),
-        *"-n 3 --bind-to none".split(),
+        *"--bind-to none -n 3".split(),
         sys.executable,
         "-m",
         "stalempi.bench",
@@ -159,8 +161,8 @@ def test_cores_are_counted_without_hardware_threads(tmp_path: Path, monkeypatch:
     two_threads_each = [f"processor\t: {n}\nphysical id\t: 0\ncore id\t: {n // 2}\n" for n in range(8)]
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: "\n".join(two_threads_each))
-    assert launch._physical_cores() == 4
+    assert launchers.physical_cores() == 4
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    assert launch._physical_cores() == 2
+    assert launchers.physical_cores() == 2
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: "processor\t: 0\n")  # as on ARM
-    assert launch._physical_cores() == 2
+    assert launchers.physical_cores() == 2

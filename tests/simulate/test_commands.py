@@ -98,6 +98,13 @@ def test_the_network_slows_a_run_down(run: Run) -> None:
     assert slow["updates_per_second"] == pytest.approx(1 / 0.155, rel=0.01)
 
 
+def test_a_slow_link_of_one_worker_and_handshakes(run: Run) -> None:
+    """Its iteration is 0.1 s of computing, 10 ms and 100 ms each way, and a handshake of 20 ms each way before that."""
+    words = ("--scenario", "homogeneous", "--policy", "bsp", "--seconds", "90", "--message-mb", "1", "--json")
+    slow = figures(run(simulate, *words, "--link", "2=10:10", "--handshakes", "1"))
+    assert slow["updates_per_second"] == pytest.approx(1 / (0.1 + 2 * (0.01 + 0.1 + 0.02)), rel=0.02)
+
+
 def test_simulate_learns(run: Run) -> None:
     result = json.loads(run(simulate, "--learn", "digits", "--model", "mlp", "--samples", "1600", "--json"))
     assert result["curve"][-1]["accuracy"] > 0.5
@@ -153,6 +160,10 @@ def test_a_picture_needs_matplotlib(run: Run, tmp_path: Path, monkeypatch: pytes
         (simulate, ["--trace", "none.jsonl"], "cannot be read"),
         (simulate, ["--scenario", "dies", "--workers", "1"], "needs at least 2"),
         (simulate, ["--policy", "ssp"], "needs bound"),
+        (simulate, ["--link", "2"], "--link takes WORKER=MS"),
+        (simulate, ["--link", "1=5:0"], "bandwidth of a link must be above 0"),
+        (simulate, ["--link", "1=5", "--link", "1=6"], "worker 1 has a link already"),
+        (simulate, ["--link", "4=5"], "5 links for 4 worker"),
         (compare, ["--policies", "ssp"], "needs bound"),
         (compare, ["--target", "0.5"], "add --learn"),
         (compare, ["--learn", "digits", "--seconds", "5"], "leave --seconds out"),

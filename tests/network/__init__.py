@@ -1,0 +1,1 @@
+"""Jobs over several hosts that are network namespaces of this machine."""
