@@ -17,6 +17,8 @@ _COMMANDS = {
     "train": "Train a model with a parameter server and workers.",
     "simulate": "Play a policy under a virtual clock.",
     "compare": "Compare policies over scenarios and seeds.",
+    "summary": "Sum up finished runs, as of a sweep.",
+    "slurm": "Print an sbatch script, made to measure.",
 }
 
 
