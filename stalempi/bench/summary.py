@@ -17,8 +17,8 @@ from stalempi.bench.real import figures_of
 from stalempi.bench.table import screen_tables
 from stalempi.bench.virtual import local_console
 from stalempi.errors import ConfigError, StalempiError
-from stalempi.simulate.learning import Point
 from stalempi.simulate.sweep import Outcome, Row
+from stalempi.train.evaluate import Point
 
 __all__ = ["read_rows", "summary"]
 
