@@ -18,6 +18,8 @@ _COMMANDS = {
     "simulate": "Play a policy under a virtual clock.",
     "doctor": "Say what is wrong with this machine, its MPI and a launch.",
     "compare": "Compare policies over scenarios and seeds.",
+    "summary": "Sum up finished runs, as of a sweep.",
+    "slurm": "Print an sbatch script, made to measure.",
 }
 
 

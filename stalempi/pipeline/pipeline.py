@@ -314,7 +314,9 @@ class Pipeline:
     def gather_stats(self) -> list[PipelineStats]:
         """Returns what every rank's block has done, by rank, on every rank."""
         told = self._tell(asdict(self.stats))
-        return [PipelineStats(**{**each, "staleness": {int(k): v for k, v in each["staleness"].items()}}) for each in told]
+        for each in told:
+            each["staleness"] = {int(updates): times for updates, times in each["staleness"].items()}
+        return [PipelineStats(**each) for each in told]
 
     def close(self) -> None:
         """Drains and retires; does nothing a second time."""

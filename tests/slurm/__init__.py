@@ -1,0 +1,1 @@
+"""Whole batch jobs on a real Slurm."""
