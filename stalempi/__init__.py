@@ -43,7 +43,7 @@ from stalempi.pipeline.schedules import (
     TwoBW,
 )
 from stalempi.pipeline.update import UpdateOptions
-from stalempi.policy import ASP, BSP, DSSP, SSP, CachedSSP, Policy
+from stalempi.policy import ASP, BSP, DSSP, SSP, Allreduce, CachedSSP, Policy
 from stalempi.stats import RunStats, WorkerStats
 from stalempi.train.loader import DataLoader
 from stalempi.train.optimizer import DistributedOptimizer
@@ -66,6 +66,7 @@ __all__ = [
     "DSSP",
     "FR",
     "SSP",
+    "Allreduce",
     "BlockOptions",
     "CachedSSP",
     "ConfigError",

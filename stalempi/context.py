@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 
 from stalempi.errors import ConfigError
-from stalempi.roles import Role
+from stalempi.roles import Role, without_server
 from stalempi.transport.base import Transport
 
 __all__ = ["Context", "Job", "current", "is_initialized", "open_jobs", "set_current"]
@@ -48,6 +48,10 @@ class Context:
     def num_workers(self) -> int:
         """Workers in the job."""
         return self.role.num_workers
+
+    def without_server(self) -> Context:
+        """Returns the same where every rank works."""
+        return replace(self, role=without_server(self.rank, self.size))
 
 
 class Job(Protocol):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from stalempi.errors import ConfigError
 from stalempi.flat import Flat
 from stalempi.transport.base import Packet, Parts
-from stalempi.transport.message import HEADER_BYTES
+from stalempi.transport.message import HEADER_BYTES, Buffer
 
 __all__ = ["DEFAULT_BUCKET_BYTES", "Replica", "difference"]
 
@@ -85,19 +85,24 @@ class Replica:
     def push_packet(self, gradients: Flat, buffers: Flat) -> Packet:
         """Returns the place of one worker's pushes: header, hyper-parameters, touched flags, gradients, buffers."""
         parts = Parts([*gradients.buckets(self.bucket_bytes), *buffers.buckets(self.bucket_bytes)])
-        return Packet(HEADER_BYTES + 8 * self._hyper_count + len(self.trained), parts)
+        return Packet(self.header_bytes, parts)
+
+    @property
+    def header_bytes(self) -> int:
+        """Size of what goes before a gradient: header, hyper-parameters, touched flags."""
+        return HEADER_BYTES + 8 * self._hyper_count + len(self.trained)
 
     def release_parts(self) -> Parts:
         """Returns the parameters as a release carries them."""
         return Parts(self.params.buckets(self.bucket_bytes))
 
-    def hyper(self, packet: Packet) -> NDArray[np.float64]:
+    def hyper(self, header: Buffer) -> NDArray[np.float64]:
         """Returns the place of the hyper-parameters in a push's header, float64."""
-        return np.frombuffer(packet.header, np.float64, self._hyper_count, HEADER_BYTES)
+        return np.frombuffer(header, np.float64, self._hyper_count, HEADER_BYTES)
 
-    def touched(self, packet: Packet) -> NDArray[np.bool_]:
+    def touched(self, header: Buffer) -> NDArray[np.bool_]:
         """Returns the place of the flags, one per trained parameter: whether it has a gradient in this step."""
-        return np.frombuffer(packet.header, np.bool_, len(self.trained), HEADER_BYTES + 8 * self._hyper_count)
+        return np.frombuffer(header, np.bool_, len(self.trained), HEADER_BYTES + 8 * self._hyper_count)
 
     def read_hyper(self) -> list[float]:
         """Returns the numeric hyper-parameters of all groups, in the order that `write_hyper` takes."""
@@ -116,6 +121,21 @@ class Replica:
                 width = _width(group[key])
                 taken, rest = rest[:width], rest[width:]
                 group[key] = _like(group[key], taken)
+
+    def step_with(self, hyper: Sequence[float], factor: float) -> None:
+        """Takes the optimizer's step with `hyper` and its rate times `factor`; the optimizer's own come back."""
+        own, rates = self.read_hyper(), [group["lr"] for group in self.optimizer.param_groups]
+        other = list(hyper) != own
+        if other:
+            self.write_hyper(hyper)
+        if factor != 1.0:
+            for group in self.optimizer.param_groups:
+                group["lr"] = group["lr"] * factor
+        self.optimizer.step()
+        if other:
+            self.write_hyper(own)
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
 
     def _group_keys(self) -> list[tuple[dict[str, Any], list[str]]]:
         return list(zip(self.optimizer.param_groups, self._hyper_keys, strict=True))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from stalempi.errors import ConfigError
 
-__all__ = ["SERVER_RANK", "Role", "assign_block", "assign_role"]
+__all__ = ["SERVER_RANK", "Role", "assign_block", "assign_role", "without_server"]
 
 SERVER_RANK = 0
 
@@ -65,3 +65,8 @@ def assign_block(rank: int, size: int, blocks: int | None = None) -> Role:
             f"{size} rank(s) do not divide into pipelines of {blocks} block(s): start a multiple of {blocks} ranks"
         )
     return Role(is_server=False, worker_rank=None, num_workers=0, block=rank % blocks, replica=rank // blocks)
+
+
+def without_server(rank: int, size: int) -> Role:
+    """Returns the role of `rank` where every rank works."""
+    return Role(is_server=False, worker_rank=rank, num_workers=size)

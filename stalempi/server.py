@@ -120,7 +120,7 @@ class Server:
     def combine_buffers(self) -> None:
         """Makes the model's buffers (running statistics) what all workers' together say, so that it evaluates right."""
         samples = {worker: stats.samples for worker, stats in enumerate(self.stats.workers)}
-        combine_buffers(self.replica.buffers, dict(enumerate(self._slots)), samples)
+        combine_buffers(self.replica.buffers, {w: slot.buffers for w, slot in enumerate(self._slots)}, samples)
 
     def _handle(self, worker: int, now: float) -> None:
         slot, stats = self._slots[worker], self.stats.workers[worker]

@@ -31,8 +31,8 @@ class Slot:
         self.gradients: Flat = replica.params.like()
         self.buffers: Flat = replica.buffers.like()
         self.packet: Packet = replica.push_packet(self.gradients, self.buffers)
-        self.hyper = replica.hyper(self.packet)
-        self.touched = replica.touched(self.packet)
+        self.hyper = replica.hyper(self.packet.header)
+        self.touched = replica.touched(self.packet.header)
         self.release_header = bytearray(HEADER_BYTES)
         self.push: Header | None = None
         self.version = 0
@@ -64,18 +64,18 @@ def weighted_mean(slots: Sequence[Slot], weights: Sequence[float]) -> tuple[Flat
     return total, touched
 
 
-def combine_buffers(target: Flat, slots: Mapping[int, Slot], samples: Mapping[int, int]) -> None:
-    """Sets `target` to the mean of the workers' buffers, weighted by samples; integer ones to the largest.
+def combine_buffers(target: Flat, buffers: Mapping[int, Flat], samples: Mapping[int, int]) -> None:
+    """Sets `target` to the mean of the workers' `buffers`, weighted by samples; integer ones to the largest.
 
     Running statistics are running means, so the mean over workers of each one's is what one process would have kept of
     all their batches (the spread between the workers' means aside). Workers without samples do not count.
     """
-    counted = [worker for worker in slots if samples[worker]]
+    counted = [worker for worker in buffers if samples[worker]]
     total = sum(samples[worker] for worker in counted)
     if not counted:
         return
     for number, storage in enumerate(target.storages):
-        theirs = torch.stack([slots[worker].buffers.storages[number] for worker in counted])
+        theirs = torch.stack([buffers[worker].storages[number] for worker in counted])
         if storage.is_floating_point() or storage.is_complex():
             shares = torch.tensor([samples[w] / total for w in counted], dtype=torch.float64, device=storage.device)
             storage.copy_((theirs.to(torch.promote_types(storage.dtype, torch.float64)) * shares[:, None]).sum(0))

@@ -63,7 +63,7 @@ _count = click.IntRange(min=1)
 @click.option("--trace", type=click.Path(path_type=Path, dir_okay=False), help="Write every event to this file.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Write result.json and model.pt here.")
 def train(**words: Any) -> None:
-    """Train a model with a parameter server on rank 0 and a worker on every other rank.
+    """Train a model with a parameter server on rank 0 and a worker on every other rank; allreduce: workers only.
 
     Without a launcher, -n starts the ranks; under mpirun or srun this is one of them.
     """
@@ -79,7 +79,7 @@ def train(**words: Any) -> None:
     if launched:
         run_rank(options, ranks)
         return
-    parse_slow(options.slow, ranks)
+    parse_slow(options.slow, ranks, first=int(policy.has_server))
     if options.out:
         check_writable(options.out)
     if options.trace and not options.trace.parent.is_dir():

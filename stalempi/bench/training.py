@@ -19,7 +19,7 @@ from stalempi.bench.gallery import Gallery
 from stalempi.bench.progress import Display
 from stalempi.bench.report import check_writable, environment, print_summary, write_results
 from stalempi.bench.virtual import plain_warnings
-from stalempi.context import current
+from stalempi.context import Context, current
 from stalempi.correction import Correction, make_correction
 from stalempi.entry import parse_device
 from stalempi.errors import ConfigError
@@ -75,6 +75,10 @@ class TrainOptions:
         check_model_name(self.model, text=self.dataset in TEXT)
         if self.device is not None:
             parse_device(self.device)
+        if not self.policy.has_server and self.trace:
+            raise ConfigError(f"--trace records what a server decides, and {self.policy.name} has none: leave it out")
+        if not self.policy.has_server and self.correction != "none":
+            raise ConfigError(f"--correction mends stale gradients, and under {self.policy.name} none is stale")
         if self.scenario and self.emulate_ms:
             raise ConfigError("give one of --scenario and --emulate-ms: both say how long an iteration takes")
         if self.scenario and find_scenario(self.scenario).dies:
@@ -122,8 +126,9 @@ def run_rank(options: TrainOptions, ranks: int | None) -> None:
     context = stalempi.init(device=options.device)
     if ranks not in (None, context.size):
         raise ConfigError(f"-n {ranks}, but the launcher started {context.size} ranks: leave -n out under a launcher")
-    slow = parse_slow(options.slow, context.size)
-    if context.is_server and options.out:
+    context = context if options.policy.has_server else context.without_server()
+    slow = parse_slow(options.slow, context.size, first=int(options.policy.has_server))
+    if context.rank == 0 and options.out:
         check_writable(options.out)
     torch.manual_seed(options.seed)
     data = load_dataset(
@@ -137,17 +142,16 @@ def run_rank(options: TrainOptions, ranks: int | None) -> None:
     options.check_shards(data, context.num_workers)
     model = build_model(options.model, num_classes=data.num_classes, input_shape=data.input_shape)
     model.to(context.device)
-    if context.is_server:
-        _serve(options, data, model)
+    pace = Pace(slow.get(context.rank, 1.0), options.emulate_ms, scenario=_scenario(options, context))
+    if context.rank == 0:
+        _lead(options, data, model, pace)
     else:
-        pace = Pace(slow.get(context.rank, 1.0), options.emulate_ms, scenario=_scenario(options))
-        _work(options, data, model, pace)
+        _work(options, data, model, _distribute(options, data, model), pace)
 
 
-def _scenario(options: TrainOptions) -> Callable[[float], float] | None:
+def _scenario(options: TrainOptions, context: Context) -> Callable[[float], float] | None:
     """Returns how long this worker's iterations take by the scenario, in seconds; the same draws as when simulated."""
-    context = current()
-    if options.scenario is None:
+    if options.scenario is None or context.is_server:
         return None
     scenario, unit = find_scenario(options.scenario), options.iteration_ms / 1e3
     workload = scenario.workload(context.num_workers, seed=options.seed, horizon=1.0, unit=unit)
@@ -165,7 +169,7 @@ def _distribute(
     options: TrainOptions,
     data: Data,
     model: nn.Module,
-    correction: Correction | None,
+    correction: Correction | None = None,
     observe: Callable[[Event, list[Decision]], None] | None = None,
 ) -> stalempi.DistributedOptimizer:
     total = options.total_samples(data)
@@ -189,12 +193,14 @@ def _optimizer(options: TrainOptions, model: nn.Module) -> torch.optim.Optimizer
     )
 
 
-def _work(options: TrainOptions, data: Data, model: nn.Module, pace: Pace) -> None:
+def _work(
+    options: TrainOptions, data: Data, model: nn.Module, optimizer: stalempi.DistributedOptimizer, pace: Pace
+) -> None:
     context = current()
     sampler = stalempi.DistributedSampler(len(data.train), seed=options.seed)
     loader = stalempi.DataLoader(data.train, options.batch_size, sampler=sampler)
     torch.manual_seed(options.seed + context.rank)  # dropout differs between workers
-    with _distribute(options, data, model, make_correction(options.correction)) as optimizer:
+    with optimizer:
         while not optimizer.done:
             for x, y in loader:
                 pace.begin()
@@ -208,16 +214,17 @@ def _work(options: TrainOptions, data: Data, model: nn.Module, pace: Pace) -> No
                     break
 
 
-def _serve(options: TrainOptions, data: Data, model: nn.Module) -> None:
+def _lead(options: TrainOptions, data: Data, model: nn.Module, pace: Pace) -> None:
+    """Serves, or works as the one that reports where there is no server, and says what came out."""
     watchers: list[Callable[[Event, list[Decision]], None]] = []
 
     def observe(event: Event, decisions: list[Decision]) -> None:
         for watcher in watchers:
             watcher(event, decisions)
 
-    context = current()
     correction = make_correction(options.correction)
     optimizer = _distribute(options, data, model, correction, observe)
+    context = current()
     _print_start(options, data)
     if correction:
         click.echo(f"correction {correction.name}: {correction.nbytes / 2**20:.1f} MiB more on the server")
@@ -234,7 +241,11 @@ def _serve(options: TrainOptions, data: Data, model: nn.Module) -> None:
         gallery = Gallery(optimizer, options.evaluate_every)
         watchers.append(gallery)
         stack.enter_context(plain_warnings())
-        stats = optimizer.serve()
+        if context.is_server:
+            optimizer.serve()
+        else:
+            _work(options, data, model, optimizer, pace)
+    stats = optimizer.stats
     accuracy, loss = evaluate(model, data.test, device=context.device)
     last = Point(stats.seconds, stats.samples, accuracy, loss)
     _finish(options, model, stats, [*gallery.examine(model, data.test, context.device), last])

@@ -15,12 +15,14 @@ from stalempi import context as contexts
 from stalempi.context import Context
 from stalempi.correction import Correction
 from stalempi.errors import ConfigError
+from stalempi.peer import Peer
+from stalempi.policy import Allreduce
 from stalempi.policy.base import Decision, Event, Policy
 from stalempi.replica import DEFAULT_BUCKET_BYTES, Replica, difference
 from stalempi.server import Server, ServerOptions
 from stalempi.silence import default_stall_timeout
 from stalempi.stats import RunStats
-from stalempi.train.samples import count_samples
+from stalempi.train.samples import SampleCount, count_samples
 from stalempi.worker import Worker
 
 __all__ = ["DistributedOptimizer"]
@@ -38,7 +40,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         optimizer: any torch optimizer that needs no closure; on a worker it only holds the hyper-parameters, which
             travel with each push, so that a torch LR scheduler on a worker takes effect.
         model: its model, on the device where this rank computes. A worker receives parameters into it.
-        policy: when a worker may go on: BSP(), ASP(), SSP(bound), DSSP(lower, upper).
+        policy: when a worker may go on: BSP(), ASP(), SSP(bound), DSSP(lower, upper); or Allreduce(), under which there
+            is no server, and every rank is a worker until `close`.
         total_samples: global samples after which `done` becomes true on workers; None: no limit.
         schedule: factor of the learning rate as a function of global samples, the same for every policy.
         nonfinite: "raise" ends the job at a gradient with NaN or infinity, "skip" counts it and goes on.
@@ -46,7 +49,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         bucket_bytes: about how many bytes one message carries.
         stall_timeout: seconds after which a silent rank ends the job; STALEMPI_STALL_TIMEOUT or 600 by default.
         context: the rank to be; the one of `init` by default.
-        observe: called on the server with each event and the decisions that followed.
+        observe: called on rank 0 with each event and the decisions that followed.
 
     Raises ConfigError if a value cannot be used, or if the ranks' models or options differ (it says how).
     """
@@ -66,7 +69,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         context: Context | None = None,
         observe: Callable[[Event, list[Decision]], None] | None = None,
     ) -> None:
-        self._context = context or contexts.current()
+        self._outer = context or contexts.current()
+        self._context = self._outer if policy.has_server else self._outer.without_server()
         _check_optimizer(optimizer)
         timeout = stall_timeout if stall_timeout is not None else default_stall_timeout()
         options = ServerOptions(total_samples, schedule, nonfinite, min(60.0, timeout / 2), timeout)
@@ -75,6 +79,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.state = optimizer.state
         self._replica = Replica(model, optimizer, bucket_bytes=bucket_bytes)
         self._closed = False
+        if correction and not policy.has_server:
+            raise ConfigError(f"correction {correction.name} has nothing to mend: under {policy} no gradient is stale")
         self._join(
             [
                 f"policy {policy}",
@@ -85,14 +91,24 @@ class DistributedOptimizer(torch.optim.Optimizer):
             timeout,
         )
         self._server: Server | None = None
-        self._worker: Worker | None = None
-        if self._context.is_server:
+        self._worker: Worker | Peer | None = None
+        self._seen = SampleCount() if self._context.is_server else count_samples(model)
+        if isinstance(policy, Allreduce):
+            self._worker = Peer(
+                self._replica,
+                self._context.transport,
+                policy=policy,
+                options=options,
+                seen=lambda: self._seen.seen,
+                observe=observe if self._context.rank == 0 else None,
+            )
+        elif self._context.is_server:
             self._server = Server(
                 self._replica, policy, self._context.transport, options=options, correction=correction, observe=observe
             )
         else:
             self._worker = Worker(self._replica, self._context.transport, stall_timeout=2 * timeout, schedule=schedule)
-            self._seen = count_samples(model)
+        self._take_role(self._outer, self._context)
         contexts.open_jobs.append(self)
 
     def _join(self, options: list[str], timeout: float) -> None:
@@ -125,8 +141,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def stats(self) -> RunStats:
-        """What has happened so far (server only)."""
-        return self._need_server("stats").stats
+        """What has happened so far (on the server; on every rank where there is none)."""
+        return self._worker.stats if isinstance(self._worker, Peer) else self._need_server("stats").stats
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Zeroes the gradients in place, as views of what is sent; `set_to_none` is torch's and has no effect."""
@@ -151,13 +167,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 result = closure()
             if isinstance(result, (float, torch.Tensor)):
                 loss = float(result.detach()) if isinstance(result, torch.Tensor) else result
-        seen = self._seen.take()
-        worker.step(samples=samples if samples is not None else max(1, seen), loss=loss)
+        worker.step(samples=samples if samples is not None else max(1, self._seen.seen), loss=loss)
+        self._seen.take()
         return result
 
     def snapshot(self) -> dict[str, torch.Tensor]:
-        """Returns a copy of the model's state_dict as it is now, running statistics combined (server only)."""
-        self._need_server("snapshot").combine_buffers()
+        """Returns a copy of the model's state_dict as it is now, running statistics combined (server only).
+
+        Where there is no server, any rank may call it; the running statistics are this rank's own until `close`.
+        """
+        if not isinstance(self._worker, Peer):
+            self._need_server("snapshot").combine_buffers()
         return {name: value.detach().clone() for name, value in self._replica.model.state_dict().items()}
 
     def serve(self) -> RunStats:
@@ -184,7 +204,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _retire(self) -> None:
         self._closed = True
+        self._take_role(self._context, self._outer)
         contexts.open_jobs.remove(self)
+
+    @staticmethod
+    def _take_role(before: Context, after: Context) -> None:
+        """Makes `after` this rank's context for everybody, if `before` is."""
+        if contexts.is_initialized() and contexts.current() is before:
+            contexts.set_current(after)
 
     def __enter__(self) -> DistributedOptimizer:
         return self
@@ -201,7 +228,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise ConfigError(f"{what} is for the server, but this is {self._context.role}: see stalempi.is_server()")
         return self._server
 
-    def _need_worker(self, what: str) -> Worker:
+    def _need_worker(self, what: str) -> Worker | Peer:
         if self._worker is None or self._closed:
             raise ConfigError(f"{what} is for a worker that has not left; this rank is {self._context.role}")
         return self._worker

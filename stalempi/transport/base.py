@@ -18,7 +18,7 @@ from torch import Tensor
 from stalempi.errors import ProtocolError
 from stalempi.transport.message import Header, Kind
 
-__all__ = ["Packet", "Parts", "ServerEnd", "Transport", "WorkerEnd", "check_received"]
+__all__ = ["Packet", "Parts", "PeerEnd", "ServerEnd", "Transport", "WorkerEnd", "check_received"]
 
 
 class Parts:
@@ -119,6 +119,30 @@ class ServerEnd(ABC):
         """Completes what is on its way (StallError after `timeout` seconds) and frees what the transport holds."""
 
 
+class PeerEnd(ABC):
+    """A rank's side where there is no server: sums over all ranks, each of which begins the same ones in one order."""
+
+    @abstractmethod
+    def sum(self, place: int) -> None:
+        """Begins to replace the sums' tensor at `place` by its sum over all ranks; returns at once."""
+
+    @abstractmethod
+    def exchange(self) -> None:
+        """Begins to give every rank's ticket to all; returns at once."""
+
+    @abstractmethod
+    def progress(self) -> None:
+        """Lets what is on its way move on."""
+
+    @abstractmethod
+    def receive(self, timeout: float) -> bool:
+        """Waits up to `timeout` seconds until all that was begun is complete; returns whether it is."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Frees what the transport holds; nothing may be on its way."""
+
+
 class Transport(ABC):
     """What joins the ranks of a job; rank 0 is the server.
 
@@ -146,6 +170,16 @@ class Transport(ABC):
     @abstractmethod
     def worker_end(self, push: Packet, release: Packet) -> WorkerEnd:
         """Opens a worker's side."""
+
+    @abstractmethod
+    def peer_end(self, ticket: bytearray, tickets: bytearray, sums: Sequence[Tensor]) -> PeerEnd:
+        """Opens this rank's side of a job without a server.
+
+        Args:
+            ticket: what this rank gives in an exchange.
+            tickets: where every rank's arrives, by rank.
+            sums: 1-D float32 or float64 tensors in host memory, of the same sizes on every rank.
+        """
 
     @abstractmethod
     def close(self) -> None:

@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 from stalempi.errors import StallError
 from stalempi.pipeline.link import Lane, Links, LocalLink, Receiver, Sender
-from stalempi.transport.base import Packet, Parts, ServerEnd, Transport, WorkerEnd, check_received
+from stalempi.transport.base import Packet, Parts, PeerEnd, ServerEnd, Transport, WorkerEnd, check_received
+from stalempi.transport.meetings import InprocPeerEnd, Meetings
 from stalempi.transport.message import Kind
 
 __all__ = ["InprocTransport", "run_ranks"]
@@ -39,11 +41,13 @@ class _Hub:
     to_server: queue.SimpleQueue[tuple[int, int]] = field(default_factory=queue.SimpleQueue)
     to_worker: list[queue.SimpleQueue[_Release]] = field(init=False)
     links: dict[tuple[int, int, Lane], LocalLink] = field(default_factory=dict)
+    meetings: Meetings = field(init=False)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self.barrier = threading.Barrier(self.size, action=self.here.clear)
         self.gathered = [b""] * self.size
+        self.meetings = Meetings(self.size)
         self.to_worker = [queue.SimpleQueue() for _ in range(self.size - 1)]
 
     def link(self, sender: int, receiver: int, lane: Lane) -> LocalLink:
@@ -111,6 +115,9 @@ class InprocTransport(Transport, Links):
     def worker_end(self, push: Packet, release: Packet) -> WorkerEnd:
         self._hub.opened.wait(60)
         return _InprocWorkerEnd(self._hub, self.rank, push, release)
+
+    def peer_end(self, ticket: bytearray, tickets: bytearray, sums: Sequence[Tensor]) -> PeerEnd:
+        return InprocPeerEnd(self._hub.meetings, self.rank, (ticket, tickets), sums)
 
     def sender(self, rank: int, lane: Lane, depth: int, *, timeout: float) -> Sender:
         del depth, timeout

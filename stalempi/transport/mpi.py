@@ -11,11 +11,13 @@ from typing import TypeAlias, cast
 import numpy as np
 import torch
 from mpi4py import MPI
+from torch import Tensor
 
 from stalempi.errors import ProtocolError, StallError
 from stalempi.pipeline.link import Lane, Links, Receiver, Sender
 from stalempi.transport.backoff import wait_for
-from stalempi.transport.base import Packet, Parts, ServerEnd, Transport, WorkerEnd, check_received
+from stalempi.transport.base import Packet, Parts, PeerEnd, ServerEnd, Transport, WorkerEnd, check_received
+from stalempi.transport.collective import MpiPeerEnd
 from stalempi.transport.links import MpiReceiver, MpiSender, Progress
 from stalempi.transport.message import Kind, Tag
 
@@ -104,6 +106,9 @@ class MpiTransport(Transport, Links):
 
     def worker_end(self, push: Packet, release: Packet) -> WorkerEnd:
         return _MpiWorkerEnd(self._comm, push, release)
+
+    def peer_end(self, ticket: bytearray, tickets: bytearray, sums: Sequence[Tensor]) -> PeerEnd:
+        return MpiPeerEnd(self._comm, ticket, tickets, sums)
 
     def sender(self, rank: int, lane: Lane, depth: int, *, timeout: float) -> Sender:
         return MpiSender(self._comm, rank, lane, depth, progress=self._links, timeout=timeout)

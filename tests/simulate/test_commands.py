@@ -153,6 +153,8 @@ def test_a_picture_needs_matplotlib(run: Run, tmp_path: Path, monkeypatch: pytes
         (simulate, ["--trace", "none.jsonl"], "cannot be read"),
         (simulate, ["--scenario", "dies", "--workers", "1"], "needs at least 2"),
         (simulate, ["--policy", "ssp"], "needs bound"),
+        (simulate, ["--policy", "allreduce"], "no server to play: take bsp"),
+        (compare, ["--policies", "asp,allreduce"], "allreduce is for --real"),
         (compare, ["--policies", "ssp"], "needs bound"),
         (compare, ["--target", "0.5"], "add --learn"),
         (compare, ["--learn", "digits", "--seconds", "5"], "leave --seconds out"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import torch
+
 from stalempi.transport.base import Parts, Transport
 from stalempi.transport.message import Header
 
@@ -158,6 +160,24 @@ def a_leave_brings_no_staged_gradient(transport: Transport) -> None:
     a_leave_brings_no_gradient(transport, staged=True)
 
 
+def sums_and_tickets_are_those_of_all_ranks(transport: Transport) -> None:
+    sums = [torch.empty(5), torch.empty(300_000, dtype=torch.float64)]
+    ticket, tickets = bytearray(2), bytearray(2 * RANKS)
+    end = transport.peer_end(ticket, tickets, sums)
+    for step in range(3):
+        for place, total in enumerate(sums):
+            total.fill_(2**transport.rank + step)
+            end.sum(place)
+            end.progress()
+            time.sleep(0.01 * ((transport.rank + step) % RANKS))  # the ranks come in another order each time
+        ticket[:] = bytes((transport.rank, step))
+        end.exchange()
+        assert end.receive(LONG)
+        assert [total.unique().tolist() for total in sums] == [[7 + 3 * step]] * 2
+        assert tickets == bytes((0, step, 1, step, 2, step))
+    end.close()
+
+
 CARRIED: list[Callable[[Transport], None]] = [
     everybody_gets_what_everybody_gave,
     a_broadcast_brings_the_servers_bytes_to_all,
@@ -171,4 +191,5 @@ CARRIED: list[Callable[[Transport], None]] = [
     an_empty_release_changes_no_staged_parameter,
     a_leave_brings_no_gradient,
     a_leave_brings_no_staged_gradient,
+    sums_and_tickets_are_those_of_all_ranks,
 ]
