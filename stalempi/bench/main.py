@@ -17,6 +17,8 @@ _COMMANDS = {
     "train": "Train a model with a parameter server and workers.",
     "simulate": "Play a policy under a virtual clock.",
     "compare": "Compare policies over scenarios and seeds.",
+    "synthetic": "Measure images per second, in the words of Horovod's benchmark.",
+    "comm": "Measure push and release by size, beside plain MPI and gloo.",
 }
 
 
