@@ -54,6 +54,7 @@ def init(
     mpi = _import_mpi()
     from stalempi import abort  # noqa: PLC0415 - imports MPI, which starts it
     from stalempi.transport.mpi import MpiTransport  # noqa: PLC0415
+    from stalempi.transport.probe import choose_path  # noqa: PLC0415
 
     abort.install()
     world = comm or mpi.COMM_WORLD
@@ -71,6 +72,7 @@ def init(
         role=role,
         transport=MpiTransport(ours),
     )
+    found.transport.direct, found.transport.buffers = choose_path(ours, found.device)
     _divide_threads(local)
     local.Free()
     context.set_current(found)

@@ -28,6 +28,7 @@ class Replica:
         model: the model, already on its device.
         optimizer: the torch optimizer over (some of) its parameters.
         bucket_bytes: about how many bytes one message carries.
+        direct: whether MPI takes the memory of the GPU on which the model is.
 
     Attributes:
         trained: the parameters that the optimizer holds, each once, in the model's order.
@@ -37,10 +38,12 @@ class Replica:
     Parameters that the optimizer does not hold stay where they are; they only travel once, from the server at joining.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, *, bucket_bytes: int) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, *, bucket_bytes: int, direct: bool = False
+    ) -> None:
         if bucket_bytes < 1:
             raise ConfigError(f"bucket_bytes must be at least 1, got {bucket_bytes}")
-        self.model, self.optimizer, self.bucket_bytes = model, optimizer, bucket_bytes
+        self.model, self.optimizer, self.bucket_bytes, self._direct = model, optimizer, bucket_bytes, direct
         named = dict(model.named_parameters())
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         missing = held - {id(p) for p in named.values()}
@@ -80,11 +83,12 @@ class Replica:
         for p, values in zip(self._fixed.values(), fixed, strict=True):
             p.data = values
         flat = [values.view(-1).view(torch.uint8) for values in fixed if values.numel()]
-        return Parts([*self.params.buckets(1 << 26), *self.buffers.buckets(1 << 26), *flat])
+        return Parts([*self.params.buckets(1 << 26), *self.buffers.buckets(1 << 26), *flat], direct=self._direct)
 
     def push_packet(self, gradients: Flat, buffers: Flat) -> Packet:
         """Returns the place of one worker's pushes: header, hyper-parameters, touched flags, gradients, buffers."""
-        parts = Parts([*gradients.buckets(self.bucket_bytes), *buffers.buckets(self.bucket_bytes)])
+        buckets = [*gradients.buckets(self.bucket_bytes), *buffers.buckets(self.bucket_bytes)]
+        parts = Parts(buckets, direct=self._direct)
         return Packet(self.header_bytes, parts)
 
     @property
@@ -94,7 +98,7 @@ class Replica:
 
     def release_parts(self) -> Parts:
         """Returns the parameters as a release carries them."""
-        return Parts(self.params.buckets(self.bucket_bytes))
+        return Parts(self.params.buckets(self.bucket_bytes), direct=self._direct)
 
     def hyper(self, header: Buffer) -> NDArray[np.float64]:
         """Returns the place of the hyper-parameters in a push's header, float64."""

@@ -255,7 +255,8 @@ def _print_start(options: TrainOptions, data: Data) -> None:
     context = current()
     click.echo(
         f"stalempi {stalempi.__version__}: {options.policy}, {context.num_workers} worker(s), {options.model} on "
-        f"{data.name} ({len(data.train)} samples), {context.transport.description}, {context.device.type}"
+        f"{data.name} ({len(data.train)} samples), {context.transport.description}, {context.device.type}, "
+        f"messages from {context.transport.buffers}"
     )
 
 
@@ -286,7 +287,7 @@ def _finish(options: TrainOptions, model: nn.Module, stats: RunStats, curve: lis
         "curve": [asdict(point) for point in curve],
         "emulated": labels,
         "options": options.report(),
-        "environment": environment(context.transport.description),
+        "environment": environment(context.transport.description) | {"buffers": context.transport.buffers},
     }
     write_results(options.out, result, model)
     click.echo(f"written: {options.out / 'result.json'}, {options.out / 'model.pt'}")

@@ -77,7 +77,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.param_groups = optimizer.param_groups
         self.state = optimizer.state
-        self._replica = Replica(model, optimizer, bucket_bytes=bucket_bytes)
+        direct = self._context.transport.direct
+        self._replica = Replica(model, optimizer, bucket_bytes=bucket_bytes, direct=direct)
         self._closed = False
         if correction and not policy.has_server:
             raise ConfigError(f"correction {correction.name} has nothing to mend: under {policy} no gradient is stale")

@@ -89,6 +89,7 @@ class MpiTransport(Transport, Links):
 
     def broadcast(self, parts: Parts, timeout: float) -> None:
         if self.rank != SERVER:
+            parts.make_room()
             requests = [self._comm.Irecv(part, source=SERVER, tag=Tag.STATE) for part in parts.wire]
             self._complete(requests, SERVER, timeout)
             parts.stage_in()
@@ -138,9 +139,12 @@ class _MpiWorkerEnd(WorkerEnd):
         self._sent = self._begun = False
 
     def push(self) -> None:
+        self._release.parts.make_room()
         _start([self._header, *self._parts])
-        self._push.parts.stage_out()
-        _start(self._sends)
+        header, *parts = self._sends
+        _start([header])
+        for place in self._push.parts.outgoing():
+            _start([parts[place]])
         self._sent = self._begun = False
 
     def receive(self, timeout: float) -> bool:
@@ -232,14 +236,17 @@ class _MpiServerEnd(ServerEnd):
 
     def release(self, worker: int, parts: Parts, *, empty: bool = False) -> None:
         MPI.Request.Wait(self._release_headers[worker])
+        self._pushes[worker].parts.make_room()
         _start([self._headers[worker], *self._parts[worker]])
         if empty:
             _start([self._release_headers[worker]])
             MPI.Request.Waitall(self._empty)  # tiny, and long gone
             self._empty = [self._comm.Isend(_EMPTY, worker + 1, Tag.RELEASE_PART) for _ in parts.wire]
             return
-        parts.stage_out()
-        _start([self._release_headers[worker], *self._outbox(parts).to(worker)])
+        _start([self._release_headers[worker]])
+        sends = self._outbox(parts).to(worker)
+        for place in parts.outgoing():
+            _start([sends[place]])
 
     def _outbox(self, parts: Parts) -> _Outbox:
         return self._outboxes.setdefault(id(parts), _Outbox(self._comm, parts))
