@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from stalempi.errors import ConfigError
-from stalempi.flat import Flat
+from stalempi.flat import MAX_BUCKET_BYTES, Flat
 from stalempi.transport.base import Packet, Parts
 from stalempi.transport.message import HEADER_BYTES, Buffer
 
@@ -82,7 +82,12 @@ class Replica:
         fixed = [p.data.contiguous() for p in self._fixed.values()]
         for p, values in zip(self._fixed.values(), fixed, strict=True):
             p.data = values
-        flat = [values.view(-1).view(torch.uint8) for values in fixed if values.numel()]
+        flat = [
+            piece
+            for values in fixed
+            for piece in values.view(-1).view(torch.uint8).split(MAX_BUCKET_BYTES)
+            if piece.numel()
+        ]
         return Parts([*self.params.buckets(1 << 26), *self.buffers.buckets(1 << 26), *flat], direct=self._direct)
 
     def push_packet(self, gradients: Flat, buffers: Flat) -> Packet:

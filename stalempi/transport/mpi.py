@@ -11,9 +11,11 @@ from typing import TypeAlias, cast
 import numpy as np
 import torch
 from mpi4py import MPI
+from numpy.typing import NDArray
 from torch import Tensor
 
 from stalempi.errors import ProtocolError, StallError
+from stalempi.flat import MAX_BUCKET_BYTES
 from stalempi.pipeline.link import Lane, Links, Receiver, Sender
 from stalempi.transport.backoff import wait_for
 from stalempi.transport.base import Packet, Parts, PeerEnd, ServerEnd, Transport, WorkerEnd, check_received
@@ -25,6 +27,7 @@ __all__ = ["MpiTransport"]
 
 Requests: TypeAlias = list[MPI.Request]
 SERVER = 0
+MAX_MESSAGE_BYTES = MAX_BUCKET_BYTES
 _EMPTY = np.empty(0, dtype=np.uint8)
 
 
@@ -73,8 +76,8 @@ class MpiTransport(Transport, Links):
 
     def _send_bytes(self, data: bytes, rank: int, timeout: float) -> None:
         size = np.array([len(data)], dtype=np.int64)
-        body = np.frombuffer(data, dtype=np.uint8)
-        requests = [self._comm.Isend(b, dest=rank, tag=Tag.STATE) for b in (size, body)]
+        pieces = _pieces(np.frombuffer(data, dtype=np.uint8))
+        requests = [self._comm.Isend(b, dest=rank, tag=Tag.STATE) for b in (size, *pieces)]
         self._complete(requests, rank, timeout)
 
     def _receive_bytes(self, rank: int, timeout: float) -> bytes:
@@ -84,7 +87,8 @@ class MpiTransport(Transport, Links):
 
     def _receive_body(self, size: int, rank: int, timeout: float) -> bytes:
         body = np.empty(size, dtype=np.uint8)
-        self._complete([self._comm.Irecv(body, source=rank, tag=Tag.STATE)], rank, timeout)
+        requests = [self._comm.Irecv(piece, source=rank, tag=Tag.STATE) for piece in _pieces(body)]
+        self._complete(requests, rank, timeout)
         return body.tobytes()
 
     def broadcast(self, parts: Parts, timeout: float) -> None:
@@ -261,6 +265,11 @@ class _MpiServerEnd(ServerEnd):
             raise StallError(f"a release was not received within {timeout:g} s")
         for request in [*sends, *self._headers, *(r for parts in self._parts for r in parts)]:
             request.Free()
+
+
+def _pieces(data: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
+    """Cuts `data` into views that every MPI can count."""
+    return [data[start : start + MAX_MESSAGE_BYTES] for start in range(0, len(data), MAX_MESSAGE_BYTES)]
 
 
 def _start(requests: Requests) -> None:

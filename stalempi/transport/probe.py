@@ -14,11 +14,11 @@ from torch import Tensor
 from stalempi.errors import ConfigError
 from stalempi.transport.backoff import wait_for
 from stalempi.transport.cuda_aware import OVERRIDE, Answer, ask, query_library
+from stalempi.transport.message import Tag
 from stalempi.transport.staging import copier_for
 
 __all__ = ["choose_path", "probe"]
 
-_TAG = 6
 _PROBES = (64, 1 << 20)  # bytes: below and above where libraries change how they send
 _TIMEOUT = 20.0
 
@@ -53,7 +53,7 @@ def _try(
     sent.copy_(pattern + comm.Get_rank() % 5)
     got.zero_()
     copier_for(sent.device).mark().synchronize()
-    requests: Any = [comm.Irecv(got, source=before, tag=_TAG), comm.Isend(sent, dest=after, tag=_TAG)]
+    requests: Any = [comm.Irecv(got, source=before, tag=Tag.PROBE), comm.Isend(sent, dest=after, tag=Tag.PROBE)]
     if not wait_for(lambda: bool(MPI.Request.Testall(requests)), timeout, lambda: True):
         _lost.append((requests, sent, got))
         return False
