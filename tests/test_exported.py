@@ -7,9 +7,9 @@ import pytest
 import stalempi
 
 PUBLIC = """
-ASP Allreduce BP BSP BlockOptions CachedSSP ConfigError Context DDG DNI DSP DSSP DataLoader
-DistributedOptimizer DistributedSampler FR GPipe NonFiniteError OneForwardOneBackward PipeDream Pipeline
-PipelineStats Policy ProtocolError Schedule RunStats SSP TwoBW UpdateOptions StalempiError StallError WorkerStats __version__ device init is_initialized
+ASP Allreduce BP BSP BlockOptions CachedSSP ConfigError Context DDG DNI DSP DSSP DataLoader DistributedOptimizer
+DistributedSampler FR GPipe NonFiniteError OneForwardOneBackward PipeDream Pipeline PipelineStats Policy ProtocolError
+Schedule RunStats SSP TwoBW UpdateOptions StalempiError StallError WorkerStats __version__ device init is_initialized
 is_server local_rank local_size num_workers rank run shutdown size worker_rank
 """.split()
 

@@ -46,7 +46,10 @@ class DistributedSampler(Sampler[int]):
         if worker_rank is None:
             worker_rank = current().worker_rank
         if worker_rank is None:
-            raise ConfigError("this rank is the server and takes no samples: make the sampler on workers only")
+            raise ConfigError(
+                "this rank is the server and takes no samples: make the sampler on workers only, "
+                "and under Allreduce after the optimizer"
+            )
         _check_worker(num_workers, worker_rank)
         if self.size < num_workers:
             raise ConfigError(f"{self.size} samples are too few for {num_workers} workers: start fewer workers")
