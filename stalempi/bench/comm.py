@@ -100,8 +100,8 @@ def _measure(policy: stalempi.Policy, sizes: Sequence[int], words: dict[str, Any
     context = stalempi.init(device="cpu")
     from stalempi.bench.exchange import measure  # noqa: PLC0415 - imports MPI, which starts it
 
+    workers = context.num_workers if policy.has_server else context.size
     if context.rank == 0:
-        workers = context.num_workers if policy.has_server else context.size
         click.echo(f"stalempi {stalempi.__version__}: {policy}, {workers} worker(s), {context.transport.description}")
     rows = []
     for size in sizes:
@@ -113,11 +113,11 @@ def _measure(policy: stalempi.Policy, sizes: Sequence[int], words: dict[str, Any
     screen.width = max(screen.width, 120)
     screen.print(_table(rows), highlight=False)
     if words["out"]:
-        result = {"policy": str(policy), "workers": context.num_workers, "rows": rows}
-        result["environment"] = environment(context.transport.description)
+        result = {"policy": str(policy), "workers": workers, "rows": rows}
+        result["environment"] = environment(context.transport.description) | {"buffers": context.transport.buffers}
         (words["out"] / "comm.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
         (words["out"] / "comm.md").write_text(_markdown(rows), encoding="utf-8")
-        draw_exchange(rows, f"{policy}, {context.num_workers} worker(s)", words["out"] / "comm.png")
+        draw_exchange(rows, f"{policy}, {workers} worker(s)", words["out"] / "comm.png")
         click.echo(f"written: {words['out']}/comm.md, .png and .json")
 
 
