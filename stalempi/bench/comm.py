@@ -7,9 +7,9 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from rich.table import Table
@@ -22,12 +22,17 @@ from stalempi.bench.progress import console
 from stalempi.bench.report import check_writable, environment
 from stalempi.errors import ConfigError
 
-if TYPE_CHECKING:
-    from stalempi.bench.exchange import Timing
-
-__all__ = ["comm"]
+__all__ = ["Timing", "comm", "parse_sizes", "row_of"]
 
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How long one iteration takes a worker (s, median), and how many all workers make in a second."""
+
+    seconds: float
+    rate: float
 
 
 @click.command()

@@ -10,7 +10,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,6 +17,7 @@ from mpi4py import MPI
 from torch import nn
 
 import stalempi
+from stalempi.bench.comm import Timing
 from stalempi.context import Context
 from stalempi.flat import Flat
 from stalempi.policy import Policy
@@ -25,18 +25,10 @@ from stalempi.replica import DEFAULT_BUCKET_BYTES
 from stalempi.transport.base import Packet, Parts
 from stalempi.transport.message import HEADER_BYTES, Header, Kind
 
-__all__ = ["RIVALS", "Timing", "measure"]
+__all__ = ["measure"]
 
 _LIMIT = 600.0
 _TAG = 7
-
-
-@dataclass(frozen=True)
-class Timing:
-    """How long one iteration takes a worker (s, median), and how many all workers make in a second."""
-
-    seconds: float
-    rate: float
 
 
 # Each rival: (context, bytes, iterations) -> seconds of each on this rank, without the first; [] where it has no part.
@@ -182,9 +174,6 @@ def _has_gloo(context: Context) -> bool:
     import torch.distributed as dist  # noqa: PLC0415
 
     return context.local_size == context.size and dist.is_available() and dist.is_gloo_available()
-
-
-RIVALS = ("push", "step", "raw", "raw in buckets", "memcpy", "gloo")
 
 
 def _rivals(context: Context, policy: Policy, nbytes: int) -> dict[str, Rival]:

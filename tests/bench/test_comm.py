@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from stalempi.bench import comm
-from stalempi.bench.comm import parse_sizes, row_of
-from stalempi.bench.exchange import Timing
+from stalempi.bench.comm import Timing, parse_sizes, row_of
 from stalempi.errors import ConfigError
 
 COMM = [sys.executable, "-m", "stalempi.bench", "comm"]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stalempi.errors import ConfigError
 from stalempi.transport.base import Parts
-from stalempi.transport.cuda_aware import ask, query_library
+from stalempi.transport.cuda_aware import ask
 from stalempi.transport.staging import Copied, Copier, CudaCopier
 from tests.launch import mpirun
 
@@ -48,10 +48,6 @@ def test_the_answer_names_who_gave_it(
 def test_an_override_is_0_or_1() -> None:
     with pytest.raises(ConfigError, match="STALEMPI_CUDA_AWARE must be 0 or 1, got 'yes'"):
         ask({"STALEMPI_CUDA_AWARE": "yes"}, OPEN, lambda: True)
-
-
-def test_a_process_without_mpi_has_no_answer() -> None:
-    assert query_library() is None
 
 
 class Late:
