@@ -1,11 +1,13 @@
 """Trains PyTorch models over MPI with parameters of bounded or diverse staleness.
 
-The gradient's path, data-parallel: rank 0 is the server, the other ranks are workers.
+The gradient's path, data-parallel: rank 0 is the server, the other ranks are workers (or groups of them are).
 
     worker.py          transport/            server.py                       policy/
     gradient ── push ──> bytes ──> slot ──> event ──────────────────────────> decides
     new parameters <── release ── bytes <── applies, releases <── decisions ──┘
 
+group.py puts a leader between a group's members and the server, with the same two messages. train/snapshots.py sends
+the model to an evaluator; collectives.py is for the workers among themselves.
 A model-parallel job has no server; block k of the model is on the k-th of consecutive ranks.
 
     pipeline/schedules.py   pipeline/runner.py                      pipeline/link.py, transport/links.py
@@ -25,6 +27,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stalempi import context as _context
+from stalempi.collectives import (
+    allreduce,
+    barrier,
+    broadcast_object,
+    broadcast_optimizer_state,
+    broadcast_parameters,
+)
 from stalempi.context import Context
 from stalempi.entry import init, shutdown
 from stalempi.errors import ConfigError, NonFiniteError, ProtocolError, StalempiError, StallError
@@ -45,6 +54,7 @@ from stalempi.pipeline.schedules import (
 from stalempi.pipeline.update import UpdateOptions
 from stalempi.policy import ASP, BSP, DSSP, SSP, Allreduce, CachedSSP, Policy
 from stalempi.stats import RunStats, WorkerStats
+from stalempi.train.evaluation import Evaluation
 from stalempi.train.loader import DataLoader
 from stalempi.train.optimizer import DistributedOptimizer
 from stalempi.train.run import run_job
@@ -74,6 +84,7 @@ __all__ = [
     "DataLoader",
     "DistributedOptimizer",
     "DistributedSampler",
+    "Evaluation",
     "GPipe",
     "NonFiniteError",
     "OneForwardOneBackward",
@@ -90,15 +101,25 @@ __all__ = [
     "UpdateOptions",
     "WorkerStats",
     "__version__",
+    "allreduce",
+    "barrier",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
     "device",
+    "group_rank",
+    "group_size",
     "init",
+    "is_evaluator",
     "is_initialized",
     "is_server",
     "local_rank",
     "local_size",
+    "num_shards",
     "num_workers",
     "rank",
     "run",
+    "shard_rank",
     "shutdown",
     "size",
     "worker_rank",
@@ -113,7 +134,7 @@ def rank() -> int:
 
 
 def size() -> int:
-    """Returns the number of ranks, the server included."""
+    """Returns the number of ranks, the server (and the evaluator) included."""
     return _context.current().size
 
 
@@ -132,14 +153,39 @@ def is_server() -> bool:
     return _context.current().is_server
 
 
+def is_evaluator() -> bool:
+    """Returns whether this rank tests the model while the others train it."""
+    return _context.current().is_evaluator
+
+
 def worker_rank() -> int | None:
-    """Returns this worker's number, 0 .. num_workers - 1; None on the server."""
+    """Returns the number of this rank's worker, 0 .. num_workers - 1; None on the server and the evaluator."""
     return _context.current().worker_rank
 
 
 def num_workers() -> int:
-    """Returns the number of workers in the job."""
+    """Returns the number of workers in the job, each of `group_size` ranks."""
     return _context.current().num_workers
+
+
+def group_rank() -> int | None:
+    """Returns this rank's place in its worker, 0 leads; None on the server and the evaluator."""
+    return _context.current().group_rank
+
+
+def group_size() -> int:
+    """Returns the number of ranks that make one worker."""
+    return _context.current().group_size
+
+
+def shard_rank() -> int | None:
+    """Returns this rank's number among those that compute, 0 .. num_shards - 1; None on the others."""
+    return _context.current().shard_rank
+
+
+def num_shards() -> int:
+    """Returns the number of ranks that compute, each with a shard of the data."""
+    return _context.current().num_shards
 
 
 def device() -> torch.device:
@@ -153,8 +199,10 @@ def run(
     *,
     optimizer: Callable[[Any], torch.optim.Optimizer],
     policy: Policy,
+    group: int = 1,
+    evaluator: bool = False,
     **options: Any,
 ) -> Any:
-    """Initialises where needed, then does what `stalempi.train.run.run_job` says: a whole job in one call."""
-    init()
+    """Initialises where needed, see `init`, then does what `stalempi.train.run.run_job` says: a job in one call."""
+    init(group=group, evaluator=evaluator)
     return run_job(train, model, optimizer=optimizer, policy=policy, **options)

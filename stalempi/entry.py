@@ -14,7 +14,9 @@ import torch
 from stalempi import context
 from stalempi.context import Context
 from stalempi.errors import ConfigError
-from stalempi.roles import assign_block, assign_role
+from stalempi.peers import Peers
+from stalempi.roles import Role, assign_block, assign_role
+from stalempi.silence import default_stall_timeout
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -28,7 +30,12 @@ _LAUNCHER_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 
 
 def init(
-    comm: MPI.Intracomm | None = None, *, device: str | torch.device | None = None, pipeline: bool = False
+    comm: MPI.Intracomm | None = None,
+    *,
+    device: str | torch.device | None = None,
+    pipeline: bool = False,
+    group: int = 1,
+    evaluator: bool = False,
 ) -> Context:
     """Starts stalempi on this rank; every rank of `comm` calls it, before anything touches a GPU.
 
@@ -38,11 +45,13 @@ def init(
         device: where to compute: "cpu", "cuda", "cuda:N"; by default the GPU number local_rank % GPUs where there is
             one, else the CPU.
         pipeline: whether every rank is to hold a block of a model, instead of a server and its workers.
+        group: ranks that make one worker: they sum their gradients and push once.
+        evaluator: whether the last rank tests the model while the others train it.
 
     From here on an uncaught exception on any rank ends the whole job. Returns the context; calling it again returns the
     same one.
 
-    Raises ConfigError with fewer than 2 ranks, or where the launch went wrong.
+    Raises ConfigError with too few ranks, with ranks that do not divide into groups, or where the launch went wrong.
     """
     if context.is_initialized():
         return context.current()
@@ -59,9 +68,9 @@ def init(
     abort.install()
     world = comm or mpi.COMM_WORLD
     _check_launch(world.Get_size())
-    assign = assign_block if pipeline else assign_role
-    role = assign(world.Get_rank(), world.Get_size())
+    role = _choose_role(world, pipeline=pipeline, group=group, evaluator=evaluator)
     ours = world.Dup()
+    computing: Any = ours.Split(mpi.UNDEFINED if role.shard_rank is None else 0, world.Get_rank())
     local: Any = ours.Split_type(mpi.COMM_TYPE_SHARED)
     found = Context(
         rank=ours.Get_rank(),
@@ -71,6 +80,9 @@ def init(
         device=_choose_device(device, local.Get_rank()),
         role=role,
         transport=MpiTransport(ours),
+        peers=None
+        if role.shard_rank is None
+        else Peers(MpiTransport(computing, first=1), first=1, timeout=default_stall_timeout()),
     )
     found.transport.direct, found.transport.buffers = choose_path(ours, found.device)
     _divide_threads(local)
@@ -79,10 +91,21 @@ def init(
     return found
 
 
+def _choose_role(world: MPI.Intracomm, *, pipeline: bool, group: int, evaluator: bool) -> Role:
+    rank, size = world.Get_rank(), world.Get_size()
+    if not pipeline:
+        return assign_role(rank, size, group=group, evaluator=evaluator)
+    if group != 1 or evaluator:
+        raise ConfigError("a pipeline has neither groups nor an evaluator: leave group and evaluator out")
+    return assign_block(rank, size)
+
+
 def shutdown() -> None:
     """Ends stalempi on this rank; every rank calls it, if any does, and may `init` again afterwards."""
     if context.is_initialized():
         context.current().transport.close()
+        if peers := context.current().peers:
+            peers.close()
         context.set_current(None)
 
 

@@ -43,17 +43,18 @@ class Flat:
 
     Args:
         tensors: the tensors to lay out, dense and all on one device; only their shape, strides and dtype are used.
+        device: where the storage is to be; theirs by default.
 
     Attributes:
         storages: one 1-D tensor per dtype, in order of first appearance; zero at first.
         views: for each tensor given, a view of a storage with its shape and strides (channels_last stays so).
     """
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
+    def __init__(self, tensors: Sequence[Tensor], device: str | None = None) -> None:
         self._templates = [(t.shape, _dense_strides(t), t.dtype) for t in tensors]
-        self._device = tensors[0].device if tensors else torch.device("cpu")
-        if any(t.device != self._device for t in tensors):
+        if any(t.device != tensors[0].device for t in tensors):
             raise ConfigError("all parameters and buffers of a rank must be on one device: move the model first")
+        self._device = torch.device(device) if device else tensors[0].device if tensors else torch.device("cpu")
         self._starts, sizes = self._place()
         self._dtypes = list(sizes)
         self.storages = [torch.zeros(size, dtype=dtype, device=self._device) for dtype, size in sizes.items()]
@@ -81,9 +82,9 @@ class Flat:
         """Bytes in all storages."""
         return sum(storage.nbytes for storage in self.storages)
 
-    def like(self) -> Flat:
-        """Returns a Flat of the same layout with storages of its own, zero at first."""
-        return Flat(self.views)
+    def like(self, device: str | None = None) -> Flat:
+        """Returns a Flat of the same layout with storages of its own, zero at first, here or on `device`."""
+        return Flat(self.views, device)
 
     def zero(self) -> None:
         """Sets every element to zero."""

@@ -222,6 +222,9 @@ class Peer:
                 if self._observe:
                     self._observe(event, decisions)
 
+    def combine_buffers(self) -> None:
+        """Does nothing: until the end each worker's running statistics are its own."""
+
     def _combine_buffers(self) -> None:
         ours = self.replica.buffers
         if not ours.storages:

@@ -150,17 +150,17 @@ class Replica:
         return list(zip(self.optimizer.param_groups, self._hyper_keys, strict=True))
 
 
-def difference(texts: Sequence[bytes]) -> str:
-    """Returns how the ranks' descriptions differ from the server's, one clause per differing rank; "" if none does."""
+def difference(texts: Sequence[bytes], first: int = 0) -> str:
+    """Returns how the descriptions differ from that of rank `first`, one clause per differing rank; "" if none does."""
     ours = texts[0].decode().split("\n")
     clauses = []
-    for rank, text in enumerate(texts):
+    for rank, text in enumerate(texts, start=first):
         theirs = text.decode().split("\n")
         if theirs == ours:
             continue
         only = [line for line in theirs if line not in ours]
         lacks = [line for line in ours if line not in theirs]
-        clauses.append(f"rank {rank} has {_few(only)} where rank 0 has {_few(lacks)}")
+        clauses.append(f"rank {rank} has {_few(only)} where rank {first} has {_few(lacks)}")
     return "; ".join(clauses)
 
 

@@ -13,41 +13,104 @@ SERVER_RANK = 0
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What one rank does.
+    """What one rank does: rank 0 serves, the last may evaluate, the others compute in groups of consecutive ranks.
+
+    A group is one worker for the server and its policy. Its first rank leads: the others push to it, and it pushes
+    their sum. A worker of one rank leads itself.
 
     Attributes:
-        is_server: whether this rank holds the parameters and decides who may go on.
-        worker_rank: this worker's number, 0 .. num_workers - 1; None on the server.
-        num_workers: workers in the whole job.
+        rank: this rank's place in the job.
+        num_workers: workers in the whole job, each a group.
+        group_size: ranks in each group.
+        evaluator_rank: the rank that evaluates; None if there is none.
         block: the block of the model that is pinned to this rank, in a model-parallel job; None in another.
         replica: which copy of the pipeline this rank belongs to.
+        has_server: whether rank 0 serves; else it computes like the others.
     """
 
-    is_server: bool
-    worker_rank: int | None
+    rank: int
     num_workers: int
+    group_size: int = 1
+    evaluator_rank: int | None = None
     block: int | None = None
     replica: int = 0
+    has_server: bool = True
 
     def __str__(self) -> str:
         if self.block is not None:
             return f"block {self.block}" + (f" of replica {self.replica}" if self.replica else "")
-        return "server" if self.is_server else f"worker {self.worker_rank}"
+        if self.is_server:
+            return "server"
+        if self.is_evaluator:
+            return "evaluator"
+        return f"worker {self.worker_rank}" + (f", member {self.group_rank}" if self.group_size > 1 else "")
+
+    @property
+    def is_server(self) -> bool:
+        """Whether this rank holds the parameters and decides who may go on."""
+        return self.rank == SERVER_RANK and self.block is None and self.has_server
+
+    @property
+    def is_evaluator(self) -> bool:
+        """Whether this rank tests the model while the others train it."""
+        return self.rank == self.evaluator_rank
+
+    @property
+    def worker_rank(self) -> int | None:
+        """The number of this rank's worker, 0 .. num_workers - 1; None on a rank that does not compute."""
+        return None if self.shard_rank is None else self.shard_rank // self.group_size
+
+    @property
+    def group_rank(self) -> int | None:
+        """Place in its group, 0 leads; None on a rank that does not compute."""
+        return None if self.shard_rank is None else self.shard_rank % self.group_size
+
+    @property
+    def shard_rank(self) -> int | None:
+        """Number among the ranks that compute, 0 .. num_shards - 1: each has data of its own; else None."""
+        is_computing = not (self.is_server or self.is_evaluator or self.block is not None)
+        return self.rank - self.has_server if is_computing else None
+
+    @property
+    def num_shards(self) -> int:
+        """Ranks that compute."""
+        return self.num_workers * self.group_size
+
+    @property
+    def pushes_to(self) -> int:
+        """The rank that takes this rank's pushes (or, from an evaluator, its figures)."""
+        return SERVER_RANK if not self.group_rank else self.rank - self.group_rank
+
+    @property
+    def takes_from(self) -> range:
+        """The ranks whose pushes this rank takes: the leaders for the server, the other members for a leader."""
+        if self.is_server:
+            return range(1, 1 + self.num_shards, self.group_size)
+        return range(self.rank + 1, self.rank + self.group_size) if self.group_rank == 0 else range(0)
 
 
-def assign_role(rank: int, size: int) -> Role:
-    """Returns the role of `rank` in a job of `size` ranks: rank 0 serves, every other rank works.
+def assign_role(rank: int, size: int, *, group: int = 1, evaluator: bool = False) -> Role:
+    """Returns the role of `rank` in a job of `size` ranks, `group` of them to a worker.
 
-    Raises ConfigError if there is no room for a server and a worker.
+    Raises ConfigError if there is no room for a server and a worker (and an evaluator), or if the ranks that compute
+    do not divide into groups.
     """
-    if size < 2:
+    if group < 1:
+        raise ConfigError(f"group={group}: a worker has at least 1 rank")
+    others = 2 if evaluator else 1
+    if size <= others:
+        also = ", and one evaluator" if evaluator else ""
         raise ConfigError(
-            f"a job needs at least 2 ranks, one server and one worker, but this one has {size}: "
-            "start it with mpirun -n 2 or more"
+            f"a job needs at least {others + 1} ranks, one server and one worker{also}, but this one has {size}: "
+            f"start it with mpirun -n {others + 1} or more"
         )
-    if rank == SERVER_RANK:
-        return Role(is_server=True, worker_rank=None, num_workers=size - 1)
-    return Role(is_server=False, worker_rank=rank - 1, num_workers=size - 1)
+    workers, left = divmod(size - others, group)
+    if left:
+        fits = " or ".join(str(others + n * group) for n in (workers, workers + 1) if n)
+        raise ConfigError(
+            f"{size - others} computing ranks do not divide into groups of {group}: start {fits} ranks in all"
+        )
+    return Role(rank, workers, group, size - 1 if evaluator else None)
 
 
 def assign_block(rank: int, size: int, blocks: int | None = None) -> Role:
@@ -64,9 +127,9 @@ def assign_block(rank: int, size: int, blocks: int | None = None) -> Role:
         raise ConfigError(
             f"{size} rank(s) do not divide into pipelines of {blocks} block(s): start a multiple of {blocks} ranks"
         )
-    return Role(is_server=False, worker_rank=None, num_workers=0, block=rank % blocks, replica=rank // blocks)
+    return Role(rank, num_workers=0, block=rank % blocks, replica=rank // blocks)
 
 
 def without_server(rank: int, size: int) -> Role:
     """Returns the role of `rank` where every rank works."""
-    return Role(is_server=False, worker_rank=rank, num_workers=size)
+    return Role(rank, num_workers=size, has_server=False)

@@ -35,6 +35,7 @@ class ServerOptions:
         nonfinite: "raise" ends the run at a gradient with a NaN or infinity, "skip" counts it and goes on without it.
         stall_warning, stall_timeout: seconds of silence of a computing worker before a warning and before StallError.
         now: the server's clock, seconds.
+        workers: the rank of each worker (a group's leader); by default every rank but 0.
     """
 
     total_samples: int | None = None
@@ -43,6 +44,7 @@ class ServerOptions:
     stall_warning: float = 60.0
     stall_timeout: float = 600.0
     now: Callable[[], float] = time.monotonic
+    workers: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         if self.total_samples is not None and self.total_samples < 1:
@@ -59,7 +61,7 @@ class Server:
     Args:
         replica: the model and optimizer that gradients are applied to, in place.
         policy: decides; started by `serve`.
-        transport: reaches the workers; its ranks 1 .. size - 1.
+        transport: reaches the workers.
         options: see `ServerOptions`.
         correction: mends stale gradients; not for a policy that lets workers go on with their own copy.
         observe: is called with every event and the decisions that followed, after they were carried out.
@@ -80,9 +82,10 @@ class Server:
     ) -> None:
         self.replica, self.policy, self.options = replica, policy, options or ServerOptions()
         self._observe = observe
-        self._slots = [Slot(replica) for _ in range(transport.size - 1)]
+        self._ranks = self.options.workers or range(1, transport.size)
+        self._slots = [Slot(replica) for _ in self._ranks]
         self._end: ServerEnd = transport.server_end(
-            [slot.packet for slot in self._slots], [slot.release_header for slot in self._slots]
+            [slot.packet for slot in self._slots], [slot.release_header for slot in self._slots], self._ranks
         )
         self._master = MasterCopy(replica, self._end.settle)
         self._hyper, self._factor = np.array(replica.read_hyper()), math.nan
@@ -106,7 +109,7 @@ class Server:
         for stats in self.stats.workers:
             stats.started = now
         limits = {"warning": self.options.stall_warning, "timeout": self.options.stall_timeout}
-        self._silence = Silence(len(self._slots), now, **limits)
+        self._silence = Silence(self._ranks, now, **limits)
         self.policy.start(len(self._slots), now)  # everybody has the first parameters since joining
         while self.policy.clocks.num_active:
             for worker in self._end.receive(timeout=CHECK_EVERY):

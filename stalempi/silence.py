@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+from collections.abc import Sequence
 
 from stalempi.errors import ConfigError, StallError
 from stalempi.policy.base import Policy
@@ -21,15 +22,15 @@ class Silence:
     """How long each worker has said nothing, on the server's clock.
 
     Args:
-        num_workers: workers of the job.
+        ranks: the rank of each worker.
         now: time of the first release (s).
         warning, timeout: seconds of silence of a computing worker before a warning and before StallError.
     """
 
-    def __init__(self, num_workers: int, now: float, *, warning: float, timeout: float) -> None:
-        self._warning, self._timeout = warning, timeout
-        self._heard = [now] * num_workers
-        self._warned = [False] * num_workers
+    def __init__(self, ranks: Sequence[int], now: float, *, warning: float, timeout: float) -> None:
+        self._ranks, self._warning, self._timeout = ranks, warning, timeout
+        self._heard = [now] * len(ranks)
+        self._warned = [False] * len(ranks)
         self._next_look = -math.inf
 
     def broken(self, worker: int, now: float) -> None:
@@ -46,7 +47,7 @@ class Silence:
             if silent < self._warning or not policy.is_running(worker):
                 continue
             step = policy.clocks.counts[worker]
-            where = f"worker {worker} (rank {worker + 1}) has been silent for {silent:.0f} s since step {step}"
+            where = f"worker {worker} (rank {self._ranks[worker]}) has been silent for {silent:.0f} s since step {step}"
             if silent >= self._timeout:
                 raise StallError(f"{where}: it is stuck or gone; raise stall_timeout if its steps take that long")
             if not self._warned[worker]:

@@ -13,7 +13,7 @@ from stalempi.replica import Replica
 from stalempi.transport.base import Packet
 from stalempi.transport.message import HEADER_BYTES, Header
 
-__all__ = ["Slot", "combine_buffers", "weighted_mean"]
+__all__ = ["Slot", "combine_buffers", "weighted_mean", "weighted_sum"]
 
 
 class Slot:
@@ -27,10 +27,18 @@ class Slot:
         version: updates in the parameters that the worker has.
     """
 
-    def __init__(self, replica: Replica) -> None:
-        self.gradients: Flat = replica.params.like()
-        self.buffers: Flat = replica.buffers.like()
-        self.packet: Packet = replica.push_packet(self.gradients, self.buffers)
+    def __init__(
+        self,
+        replica: Replica,
+        *,
+        gradients: Flat | None = None,
+        buffers: Flat | None = None,
+        packet: Packet | None = None,
+    ) -> None:
+        """Makes room for the pushes of a worker, or takes the place where some are."""
+        self.gradients: Flat = gradients or replica.params.like()
+        self.buffers: Flat = buffers or replica.buffers.like()
+        self.packet: Packet = packet or replica.push_packet(self.gradients, self.buffers)
         self.hyper = replica.hyper(self.packet.header)
         self.touched = replica.touched(self.packet.header)
         self.release_header = bytearray(HEADER_BYTES)
@@ -54,18 +62,31 @@ def weighted_mean(slots: Sequence[Slot], weights: Sequence[float]) -> tuple[Flat
     total, touched = slots[0].gradients, slots[0].touched
     if len(slots) == 1:
         return total, touched
-    touched = touched.copy()
-    for storage in total.storages:
-        storage.mul_(weights[0])
-    for slot, weight in zip(slots[1:], weights[1:], strict=True):
-        touched |= slot.touched
-        for storage, addend in zip(total.storages, slot.gradients.storages, strict=True):
-            storage.add_(addend, alpha=weight)
-    return total, touched
+    weighted_sum(total, [slot.gradients for slot in slots], weights)
+    return total, np.logical_or.reduce([slot.touched for slot in slots])
+
+
+@torch.no_grad()
+def weighted_sum(target: Flat, sources: Sequence[Flat], weights: Sequence[float]) -> None:
+    """Sets `target`, which may be the first source, to the weighted sum of `sources`, added in the order given.
+
+    float16 and bfloat16 are added in float32 and rounded once.
+    """
+    for number, storage in enumerate(target.storages):
+        first, *others = [source.storages[number] for source in sources]
+        is_half = storage.dtype in (torch.float16, torch.bfloat16)
+        total = first.float() if is_half else storage
+        if total is not first and not is_half:
+            total.copy_(first)
+        total.mul_(weights[0])
+        for addend, weight in zip(others, weights[1:], strict=True):
+            total.add_(addend, alpha=weight)
+        if is_half:
+            storage.copy_(total)
 
 
 def combine_buffers(target: Flat, buffers: Mapping[int, Flat], samples: Mapping[int, int]) -> None:
-    """Sets `target` to the mean of the workers' `buffers`, weighted by samples; integer ones to the largest.
+    """Sets `target` to the mean of the workers' buffers, weighted by samples; integer ones to the largest.
 
     Running statistics are running means, so the mean over workers of each one's is what one process would have kept of
     all their batches (the spread between the workers' means aside). Workers without samples do not count.

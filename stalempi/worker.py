@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from stalempi.errors import ConfigError, ProtocolError, StallError
 from stalempi.gradients import GradientBook
+from stalempi.group import Group, LeaderEnd
 from stalempi.replica import Replica
 from stalempi.transport.base import Packet, Transport, WorkerEnd
 from stalempi.transport.message import HEADER_BYTES, Flag, Header, Kind
@@ -23,6 +24,7 @@ class Worker:
         transport: reaches the server.
         stall_timeout: seconds without a release before StallError.
         schedule: the server's factor of the learning rate, for the steps that this worker takes alone.
+        group: whom it pushes to, and who pushes to it.
 
     Attributes:
         step_count: this worker's clock: pushes so far.
@@ -40,6 +42,7 @@ class Worker:
         *,
         stall_timeout: float,
         schedule: Callable[[int], float] | None = None,
+        group: Group | None = None,
     ) -> None:
         self.replica = replica
         self.gradients = replica.params.like()
@@ -47,7 +50,12 @@ class Worker:
         self._push = replica.push_packet(self.gradients, replica.buffers)
         self._release = Packet(HEADER_BYTES, replica.release_parts())
         self._hyper, self._touched = replica.hyper(self._push.header), replica.touched(self._push.header)
-        self._end: WorkerEnd = transport.worker_end(self._push, self._release)
+        group = group or Group()
+        self._end: WorkerEnd = (
+            LeaderEnd(replica, transport, group, self.gradients, self._push, self._release)
+            if group.members
+            else transport.worker_end(self._push, self._release, group.server)
+        )
         self.step_count = self.version = self.global_samples = 0
         self.stopping = False
         self.waited = 0.0

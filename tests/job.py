@@ -13,6 +13,7 @@ from stalempi.context import Context
 from stalempi.policy import Policy
 from stalempi.roles import assign_role
 from stalempi.stats import RunStats
+from stalempi.train.evaluation import Evaluation
 from stalempi.train.optimizer import DistributedOptimizer
 from stalempi.transport.inproc import InprocTransport, run_ranks
 
@@ -23,16 +24,16 @@ Train = Callable[[nn.Module, DistributedOptimizer, int], object]
 
 @dataclass(frozen=True)
 class Job:
-    """What a job left: the server's model and counts, and each worker's model."""
+    """What a job left: the server's model and counts, and the model of every other rank."""
 
     model: nn.Module
     stats: RunStats
     workers: list[nn.Module]
 
 
-def make_context(transport: InprocTransport) -> Context:
+def make_context(transport: InprocTransport, *, group: int = 1, evaluator: bool = False) -> Context:
     """Returns the context of a rank of an in-process job."""
-    role = assign_role(transport.rank, transport.size)
+    role = assign_role(transport.rank, transport.size, group=group, evaluator=evaluator)
     return Context(
         rank=transport.rank,
         size=transport.size,
@@ -51,24 +52,34 @@ def run_job(
     train: Train,
     *,
     workers: int,
+    group: int = 1,
+    evaluation: Callable[[], Evaluation] | None = None,
+    evaluator: bool = False,
     delivery: float = 0.0,
     **options: Any,
 ) -> Job:
-    """Runs `train(model, optimizer, worker)` on every worker and serves; `options` go to DistributedOptimizer."""
+    """Runs `train(model, optimizer, shard)` on every rank that computes and serves; `options` go to the optimizer."""
 
-    models = [make_model() for _ in range(workers + 1)]  # here, since torch's generator is shared by all threads
+    ranks = 1 + workers * group + evaluator
+    models = [make_model() for _ in range(ranks)]  # here, since torch's generator is shared by all threads
 
     def main(transport: InprocTransport) -> tuple[nn.Module, RunStats | None]:
-        context = make_context(transport)
+        context = make_context(transport, group=group, evaluator=evaluator)
         model = models[transport.rank]
-        kept = {"stall_timeout": 20.0} | options
+        kept = {"stall_timeout": 20.0, "evaluation": evaluation() if evaluation else None} | options
         optimizer = DistributedOptimizer(make_optimizer(model), model=model, policy=policy, context=context, **kept)
-        if context.worker_rank is None:
-            return model, optimizer.serve()
+        if context.is_server:
+            stats = optimizer.serve()
+            if evaluation:
+                optimizer.evaluate()
+            return model, stats
+        if context.shard_rank is None:
+            optimizer.evaluate()
+            return model, None
         with optimizer:
-            train(model, optimizer, context.worker_rank)
+            train(model, optimizer, context.shard_rank)
         return model, None
 
-    (server, stats), *rest = run_ranks(main, workers + 1, delivery=delivery)
+    (server, stats), *rest = run_ranks(main, ranks, delivery=delivery)
     assert stats is not None
     return Job(server, stats, [model for model, _ in rest])

@@ -8,9 +8,10 @@ import stalempi
 
 PUBLIC = """
 ASP Allreduce BP BSP BlockOptions CachedSSP ConfigError Context DDG DNI DSP DSSP DataLoader DistributedOptimizer
-DistributedSampler FR GPipe NonFiniteError OneForwardOneBackward PipeDream Pipeline PipelineStats Policy ProtocolError
-Schedule RunStats SSP TwoBW UpdateOptions StalempiError StallError WorkerStats __version__ device init is_initialized
-is_server local_rank local_size num_workers rank run shutdown size worker_rank
+DistributedSampler Evaluation FR GPipe NonFiniteError OneForwardOneBackward PipeDream Pipeline PipelineStats Policy
+ProtocolError RunStats SSP Schedule StalempiError StallError TwoBW UpdateOptions WorkerStats __version__ allreduce
+barrier broadcast_object broadcast_optimizer_state broadcast_parameters device group_rank group_size init is_evaluator
+is_initialized is_server local_rank local_size num_shards num_workers rank run shard_rank shutdown size worker_rank
 """.split()
 
 
@@ -22,7 +23,7 @@ def test_every_public_name_is_there_and_says_what_it_is() -> None:
     assert [name for name in PUBLIC if not getattr(stalempi, name).__doc__] == []
 
 
-@pytest.mark.parametrize("name", ["rank", "size", "local_rank", "is_server", "worker_rank", "num_workers", "device"])
+@pytest.mark.parametrize("name", ["rank", "local_rank", "is_server", "worker_rank", "num_shards", "device", "barrier"])
 def test_the_functions_of_a_rank_say_what_is_missing_before_init(name: str) -> None:
     with pytest.raises(stalempi.ConfigError, match=r"call stalempi.init\(\) first"):
         getattr(stalempi, name)()

@@ -14,7 +14,7 @@ from stalempi.silence import CHECK_EVERY, Silence
 def begin(workers: int = 3) -> tuple[BSP, Silence]:
     policy = BSP()
     policy.start(workers, 100.0)
-    return policy, Silence(workers, 100.0, warning=10.0, timeout=30.0)
+    return policy, Silence(range(1, workers + 1), 100.0, warning=10.0, timeout=30.0)
 
 
 def test_a_running_worker_is_warned_of_once_and_those_that_wait_for_it_are_named(

@@ -13,8 +13,8 @@ from typing import Any
 
 from stalempi.errors import StalempiError
 from stalempi.simulate.figures import Figures
-from stalempi.simulate.learning import Point
 from stalempi.simulate.sweep import Outcome, parse_policy
+from stalempi.train.evaluate import Point
 
 __all__ = ["RealRuns", "figures_of"]
 

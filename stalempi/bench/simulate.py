@@ -29,12 +29,13 @@ from stalempi.bench.virtual import (
 from stalempi.errors import ConfigError
 from stalempi.policy import Decision, Event, Policy, Push
 from stalempi.simulate.figures import Figures
-from stalempi.simulate.learning import Point, learn
+from stalempi.simulate.learning import learn
 from stalempi.simulate.predict import recorded
 from stalempi.simulate.timing import Limit
 from stalempi.simulate.timing import simulate as run_timing
 from stalempi.stats import RunStats
 from stalempi.trace import Recorder, read_trace, replay
+from stalempi.train.evaluate import Point
 
 __all__ = ["simulate"]
 

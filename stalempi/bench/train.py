@@ -16,6 +16,7 @@ from stalempi.bench.report import check_writable
 from stalempi.bench.training import TrainOptions, run_rank
 from stalempi.correction import CORRECTIONS
 from stalempi.errors import ConfigError
+from stalempi.roles import assign_role
 from stalempi.simulate.scenarios import SCENARIOS
 from stalempi.train.datasets import DATASETS
 
@@ -26,7 +27,7 @@ _count = click.IntRange(min=1)
 
 
 @click.command()
-@click.option("-n", "--ranks", type=int, help="Ranks to start: 1 server and RANKS - 1 workers. Not under a launcher.")
+@click.option("-n", "--ranks", type=int, help="Ranks to start: a server, workers, an evaluator. Not under a launcher.")
 @policy_options
 @click.option("--model", default="cnn", show_default=True, help="Ours, or any model of torchvision by name.")
 @click.option("--dataset", type=click.Choice(DATASETS), default="digits", show_default=True)
@@ -58,12 +59,16 @@ _count = click.IntRange(min=1)
     "--scenario", type=click.Choice(list(SCENARIOS)), help="Iterations take as long as in this scenario (sleep)."
 )
 @click.option("--iteration-ms", type=_positive, default=100.0, show_default=True, help="Of an undisturbed one in it.")
-@click.option("--evaluate-every", type=_count, help="Test the model every so many global samples, after training.")
+@click.option("--group", type=_count, default=1, show_default=True, help="Ranks that make one worker and push once.")
+@click.option("--evaluator", is_flag=True, help="Let the last rank test the model while the others train it.")
+@click.option(
+    "--evaluate-every", metavar="N|Ns", help="Test the model every N global samples, or N seconds: 5000, 30s."
+)
 @click.option("--stall-timeout", type=_positive, help="Seconds after which a silent rank ends the job [default: 600].")
 @click.option("--trace", type=click.Path(path_type=Path, dir_okay=False), help="Write every event to this file.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Write result.json and model.pt here.")
 def train(**words: Any) -> None:
-    """Train a model with a parameter server on rank 0 and a worker on every other rank; allreduce: workers only.
+    """Train a model with a parameter server on rank 0 and workers on the other ranks; allreduce: only workers.
 
     Without a launcher, -n starts the ranks; under mpirun or srun this is one of them.
     """
@@ -76,10 +81,12 @@ def train(**words: Any) -> None:
     policy = policy_from(words)
     words["lr_decay"] = parse_shares(words["lr_decay"])
     options = TrainOptions(policy=policy, **words)
+    if ranks is not None:
+        assign_role(0, ranks, group=options.group, evaluator=options.evaluator)
     if launched:
         run_rank(options, ranks)
         return
-    parse_slow(options.slow, ranks, first=int(policy.has_server))
+    parse_slow(options.slow, ranks - options.evaluator, first=int(policy.has_server))
     if options.out:
         check_writable(options.out)
     if options.trace and not options.trace.parent.is_dir():

@@ -15,7 +15,6 @@ from torch import nn
 
 import stalempi
 from stalempi.bench.emulate import Pace, parse_slow
-from stalempi.bench.gallery import Gallery
 from stalempi.bench.progress import Display
 from stalempi.bench.report import check_writable, environment, print_summary, write_results
 from stalempi.bench.virtual import plain_warnings
@@ -23,14 +22,15 @@ from stalempi.context import Context, current
 from stalempi.correction import Correction, make_correction
 from stalempi.entry import parse_device
 from stalempi.errors import ConfigError
+from stalempi.group import check_groups
 from stalempi.policy import Decision, Event, Policy
-from stalempi.simulate.learning import Point
 from stalempi.simulate.scenarios import find_scenario
 from stalempi.stats import RunStats
 from stalempi.trace import Recorder
 from stalempi.train.data import Data
 from stalempi.train.datasets import BUILT_IN, TEXT, check_options, load_dataset
 from stalempi.train.evaluate import evaluate
+from stalempi.train.evaluation import Every
 from stalempi.train.loss import cross_entropy
 from stalempi.train.models import build_model, check_model_name
 from stalempi.train.schedule import Constant, Schedule, StepDecay
@@ -65,18 +65,24 @@ class TrainOptions:
     emulate_ms: float | None
     scenario: str | None
     iteration_ms: float
-    evaluate_every: int | None
+    group: int
+    evaluator: bool
+    evaluate_every: str | None
     stall_timeout: float | None
     trace: Path | None
     out: Path | None
 
     def __post_init__(self) -> None:
         self.schedule(1_000_000)
+        check_groups(self.policy, self.group)
+        Every.parse(self.evaluate_every)
         check_model_name(self.model, text=self.dataset in TEXT)
         if self.device is not None:
             parse_device(self.device)
         if not self.policy.has_server and self.trace:
             raise ConfigError(f"--trace records what a server decides, and {self.policy.name} has none: leave it out")
+        if not self.policy.has_server and (self.group > 1 or self.evaluator):
+            raise ConfigError(f"--group and --evaluator are of a job with a server, and {self.policy.name} has none")
         if not self.policy.has_server and self.correction != "none":
             raise ConfigError(f"--correction mends stale gradients, and under {self.policy.name} none is stale")
         if self.scenario and self.emulate_ms:
@@ -106,12 +112,12 @@ class TrainOptions:
         """Returns the learning-rate factor over `total` global samples."""
         return StepDecay(total, self.lr_decay, self.lr_decay_factor) if self.lr_decay else Constant()
 
-    def check_shards(self, data: Data, num_workers: int) -> None:
+    def check_shards(self, data: Data, num_shards: int) -> None:
         """Raises ConfigError if the smallest shard does not fill one batch; on every rank alike."""
-        shard = len(data.train) // num_workers
+        shard = len(data.train) // num_shards
         if self.batch_size > shard:
             raise ConfigError(
-                f"--batch-size {self.batch_size} is larger than a shard: {len(data.train)} samples over {num_workers} "
+                f"--batch-size {self.batch_size} is larger than a shard: {len(data.train)} samples over {num_shards} "
                 f"worker(s) are {shard} each; make it smaller or start fewer ranks"
             )
 
@@ -123,11 +129,13 @@ class TrainOptions:
 
 def run_rank(options: TrainOptions, ranks: int | None) -> None:
     """Serves or works, as this rank is to; `ranks` is what the user expects, if they said."""
-    context = stalempi.init(device=options.device)
+    context = stalempi.init(device=options.device, group=options.group, evaluator=options.evaluator)
     if ranks not in (None, context.size):
         raise ConfigError(f"-n {ranks}, but the launcher started {context.size} ranks: leave -n out under a launcher")
     context = context if options.policy.has_server else context.without_server()
-    slow = parse_slow(options.slow, context.size, first=int(options.policy.has_server))
+    slow = parse_slow(
+        options.slow, options.policy.has_server + context.num_shards, first=int(options.policy.has_server)
+    )
     if context.rank == 0 and options.out:
         check_writable(options.out)
     torch.manual_seed(options.seed)
@@ -139,19 +147,22 @@ def run_rank(options: TrainOptions, ranks: int | None) -> None:
         sequence_length=options.sequence_length,
         seed=options.seed,
     )
-    options.check_shards(data, context.num_workers)
+    options.check_shards(data, context.num_shards)
     model = build_model(options.model, num_classes=data.num_classes, input_shape=data.input_shape)
     model.to(context.device)
     pace = Pace(slow.get(context.rank, 1.0), options.emulate_ms, scenario=_scenario(options, context))
     if context.rank == 0:
         _lead(options, data, model, pace)
+    elif context.is_evaluator:
+        _distribute(options, data, model, make_correction(options.correction)).evaluate()
     else:
-        _work(options, data, model, _distribute(options, data, model), pace)
+        optimizer = _distribute(options, data, model, make_correction(options.correction))
+        _work(options, data, model, optimizer, pace)
 
 
 def _scenario(options: TrainOptions, context: Context) -> Callable[[float], float] | None:
     """Returns how long this worker's iterations take by the scenario, in seconds; the same draws as when simulated."""
-    if options.scenario is None or context.is_server:
+    if options.scenario is None or context.worker_rank is None:
         return None
     scenario, unit = find_scenario(options.scenario), options.iteration_ms / 1e3
     workload = scenario.workload(context.num_workers, seed=options.seed, horizon=1.0, unit=unit)
@@ -169,10 +180,14 @@ def _distribute(
     options: TrainOptions,
     data: Data,
     model: nn.Module,
-    correction: Correction | None = None,
+    correction: Correction | None,
     observe: Callable[[Event, list[Decision]], None] | None = None,
 ) -> stalempi.DistributedOptimizer:
     total = options.total_samples(data)
+
+    def measure(model: nn.Module) -> tuple[float, float]:
+        return evaluate(model, data.test, device=current().device)
+
     return stalempi.DistributedOptimizer(
         _optimizer(options, model),
         model=model,
@@ -180,6 +195,7 @@ def _distribute(
         total_samples=total,
         schedule=options.schedule(total),
         correction=correction,
+        evaluation=stalempi.Evaluation(measure, options.evaluate_every),
         stall_timeout=options.stall_timeout,
         observe=observe,
     )
@@ -238,24 +254,21 @@ def _lead(options: TrainOptions, data: Data, model: nn.Module, pace: Pace) -> No
                 Display(options.total_samples(data), lambda: optimizer.stats, lambda: _largest_gap(options.policy))
             )
         )
-        gallery = Gallery(optimizer, options.evaluate_every)
-        watchers.append(gallery)
         stack.enter_context(plain_warnings())
         if context.is_server:
             optimizer.serve()
         else:
             _work(options, data, model, optimizer, pace)
-    stats = optimizer.stats
-    accuracy, loss = evaluate(model, data.test, device=context.device)
-    last = Point(stats.seconds, stats.samples, accuracy, loss)
-    _finish(options, model, stats, [*gallery.examine(model, data.test, context.device), last])
+    _finish(options, model, optimizer.stats, optimizer.evaluate())
 
 
 def _print_start(options: TrainOptions, data: Data) -> None:
     context = current()
+    groups = f" of {options.group} ranks" if options.group > 1 else ""
+    groups += ", an evaluator" if options.evaluator else ""
     click.echo(
-        f"stalempi {stalempi.__version__}: {options.policy}, {context.num_workers} worker(s), {options.model} on "
-        f"{data.name} ({len(data.train)} samples), {context.transport.description}, {context.device.type}, "
+        f"stalempi {stalempi.__version__}: {options.policy}, {context.num_workers} worker(s){groups}, {options.model} "
+        f"on {data.name} ({len(data.train)} samples), {context.transport.description}, {context.device.type}, "
         f"messages from {context.transport.buffers}"
     )
 
@@ -264,9 +277,9 @@ def _largest_gap(policy: Policy) -> int:
     return max((policy.clocks.gap(worker) for worker in policy.clocks.workers()), default=0)
 
 
-def _finish(options: TrainOptions, model: nn.Module, stats: RunStats, curve: list[Point]) -> None:
+def _finish(options: TrainOptions, model: nn.Module, stats: RunStats, evaluation: stalempi.Evaluation) -> None:
     context = current()
-    accuracy, loss = curve[-1].accuracy, curve[-1].loss
+    accuracy, loss = evaluation.curve[-1].accuracy, evaluation.curve[-1].loss
     if not math.isfinite(loss):
         raise stalempi.NonFiniteError(f"the test loss is {loss}: training diverged; lower --lr")
     headline = {
@@ -284,7 +297,8 @@ def _finish(options: TrainOptions, model: nn.Module, stats: RunStats, curve: lis
     figures = stats.report()
     result: dict[str, object] = {"accuracy": accuracy, "loss": loss, "train_loss": figures.pop("loss"), **figures}
     result |= {
-        "curve": [asdict(point) for point in curve],
+        "curve": [asdict(point) for point in evaluation.curve],
+        "snapshots_skipped": evaluation.skipped,
         "emulated": labels,
         "options": options.report(),
         "environment": environment(context.transport.description) | {"buffers": context.transport.buffers},

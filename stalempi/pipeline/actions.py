@@ -25,16 +25,19 @@ class Op(Enum):
     SEND_ACTIVATION = ">F"
     RECEIVE_GRADIENT = "<B"
     SEND_GRADIENT = ">B"
+    STEP_TIE = "V"  # one optimizer step of the parameters that two blocks share
+    RECEIVE_TIE = "<V"
+    SEND_TIE = ">V"
 
     @property
     def is_receive(self) -> bool:
         """Whether it may have to wait for a neighbour."""
-        return self in (Op.RECEIVE_ACTIVATION, Op.RECEIVE_GRADIENT)
+        return self in (Op.RECEIVE_ACTIVATION, Op.RECEIVE_GRADIENT, Op.RECEIVE_TIE)
 
     @property
     def is_send(self) -> bool:
         """Whether it hands something to a neighbour."""
-        return self in (Op.SEND_ACTIVATION, Op.SEND_GRADIENT)
+        return self in (Op.SEND_ACTIVATION, Op.SEND_GRADIENT, Op.SEND_TIE)
 
 
 _TEXT = re.compile(r"([<>]?[A-Z])([0-9]+)(?:\.([0-9]+))?")

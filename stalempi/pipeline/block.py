@@ -216,9 +216,8 @@ class Block:
                 if weights is self.weights.parameters
                 else functional_call(module, dict(weights), arguments)
             )
-        if (
-            self._clones_input is None and module.training
-        ):  # a first layer that works in place would spoil what is stored
+        # a first layer that works in place would spoil what is stored
+        if self._clones_input is None and module.training:
             self._clones_input = versions != [x._version for x in arguments]
         outputs = tuple(found) if isinstance(found, (tuple, list)) else (found,)
         if not outputs or not all(isinstance(output, Tensor) for output in outputs):

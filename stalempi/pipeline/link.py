@@ -21,7 +21,10 @@ from torch import Tensor
 
 from stalempi.errors import ProtocolError, StallError
 
-__all__ = ["Key", "Lane", "Links", "LocalLink", "Receiver", "Sender", "check_key"]
+__all__ = ["MAX_TENSORS", "Key", "Lane", "Links", "LocalLink", "Receiver", "Sender", "check_key"]
+
+MAX_TENSORS = 7
+"""Tensors that one message can carry."""
 
 Key = tuple[int, int]
 """A batch (counted over the whole training) and a micro-batch of it."""

@@ -17,15 +17,16 @@ from stalempi import context as contexts
 from stalempi.context import Context
 from stalempi.errors import ConfigError
 from stalempi.pipeline.block import Loss, Tensors
-from stalempi.pipeline.build import BlockOptions, Ends, MakeOptimizer, build_runner
-from stalempi.pipeline.dryrun import Done, link_depths
+from stalempi.pipeline.build import BlockOptions, MakeOptimizer, build_runner
+from stalempi.pipeline.cut import Plan, check_split, choose_plan, cut, known_plan
+from stalempi.pipeline.dryrun import Done
 from stalempi.pipeline.evaluation import Score, evaluate_block
-from stalempi.pipeline.link import Lane, Links, Receiver, Sender
-from stalempi.pipeline.measure import best_boundaries, measure
+from stalempi.pipeline.link import Lane, Links
 from stalempi.pipeline.replicas import Replicas
-from stalempi.pipeline.runner import Neighbour, Runner, Stretch
+from stalempi.pipeline.runner import Runner, Stretch
 from stalempi.pipeline.schedules import BP, Schedule
-from stalempi.pipeline.split import Blocks, flatten, merge_state_dicts, split
+from stalempi.pipeline.split import Tie, merge_state_dicts
+from stalempi.pipeline.wiring import Wiring
 from stalempi.roles import assign_block
 from stalempi.silence import default_stall_timeout
 
@@ -65,12 +66,14 @@ class Pipeline:
     """Trains a model cut into one block a rank; every rank makes it alike and calls the same methods in one order.
 
     Args:
-        model: an `nn.Sequential`. Each rank keeps its own block and drops the rest.
+        model: an `nn.Sequential`, or any model where `split` names modules. Each rank keeps its own block and drops the
+            rest; of a model built under `torch.device("meta")` each rank fills in its own block alone.
         optimizer: makes the optimizer of a block's parameters, as in `lambda p: torch.optim.SGD(p, lr=0.01)`.
         loss: `loss(output, labels)`, a mean over samples; used on the last rank.
         method: a schedule, as in `stalempi.DSP(p=(1, 1, 0), m=(4, 2, 0))`.
-        split: index of the first unit of each block but the first (see `stalempi.pipeline.split.flatten`); None: rank 0
-            times the units on its first batch, and the slowest block is made as fast as can be.
+        split: index of the first unit of each block but the first (see `stalempi.pipeline.split.flatten`), or for a
+            model that is not sequential the name of the module that each begins with; None: rank 0 times the units on
+            its first batch, and the slowest block is made as fast as can be.
         replicas: copies of the whole pipeline, on consecutive ranks; a block's gradient is the mean over its copies.
         send_labels: labels are given on the first rank and sent to the last one, instead of given there.
         options: see `BlockOptions`: running statistics, autocast, clipping, learning-rate schedule, seed.
@@ -78,6 +81,10 @@ class Pipeline:
         context: the rank to be; that of `init` by default.
         stretch: makes computations longer, for experiments.
         record: called with every action that is done.
+
+    Attributes:
+        block, blocks, replica: which block of how many this rank holds, of which copy of the pipeline.
+        is_first, is_last: whether this rank takes the data in, and whether it computes the loss.
 
     Raises ConfigError if a value cannot be used, or the ranks do not divide into pipelines of the method's blocks.
     """
@@ -89,7 +96,7 @@ class Pipeline:
         optimizer: MakeOptimizer,
         loss: Loss,
         method: Schedule | None = None,
-        split: Sequence[int] | None = None,
+        split: Sequence[int] | Sequence[str] | None = None,
         replicas: int = 1,
         send_labels: bool = False,
         options: BlockOptions | None = None,
@@ -102,35 +109,27 @@ class Pipeline:
         role, transport = self._context.role, self._context.transport
         assert role.block is not None, "a model-parallel role"
         assert isinstance(transport, Links), "a transport that joins blocks"
-        self._links: Links = transport
-        self.block, self.blocks = role.block, self._context.size // replicas
-        self.replica, self._replicas = role.replica, replicas
-        self._method = method or BP()
-        self._method.check(self.blocks)
-        units = len(flatten(model))
-        if units < self.blocks:
-            raise ConfigError(f"{self.blocks} blocks of a model of {units} unit(s): start fewer ranks")
-        self._model: nn.Module | None = model
-        self._make_optimizer, self._loss = optimizer, loss
-        self._send_labels, self._options = send_labels, options or BlockOptions()
         self._timeout = default_stall_timeout() if stall_timeout is None else stall_timeout
+        self._method = method or BP()
+        blocks = self._context.size // replicas
+        self._method.check(blocks)
+        check_split(model, split, blocks)
+        self._wiring = Wiring(
+            transport, role.block, blocks, role.replica, replicas, self._context.device, self._timeout
+        )
+        self.block, self.blocks, self.replica = role.block, blocks, role.replica
+        self.is_first, self.is_last = self._wiring.is_first, self._wiring.is_last
+        self._model: nn.Module | None = model
+        self._split, self._make_optimizer, self._loss = split, optimizer, loss
+        self._send_labels, self._options = send_labels, options or BlockOptions()
         self._stretch, self._record = stretch, record
+        self._ties: tuple[Tie, ...] = ()
         self._copies: Replicas | None = None
         self._runner: Runner | None = None
         self._closed = False
-        if split is not None:
-            self._begin(split)
+        if plan := known_plan(split, blocks):
+            self._begin(plan)
         contexts.open_jobs.append(self)
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this rank takes the data in."""
-        return self.block == 0
-
-    @property
-    def is_last(self) -> bool:
-        """Whether this rank computes the loss."""
-        return self.block == self.blocks - 1
 
     @property
     def step_count(self) -> int:
@@ -212,7 +211,7 @@ class Pipeline:
         self.drain()
         runner, score = self._started(None), Score()
         if self.replica == 0:
-            below, above = self._evaluation_ends()
+            below, above = self._wiring.for_evaluation()
             score = evaluate_block(runner.block, self._pairs(source), self._loss, below=below, above=above)
         told = self._tell(asdict(score))
         total = Score(**told[self.blocks - 1])
@@ -227,9 +226,9 @@ class Pipeline:
         listed = self._tell(list(state) if self.replica == 0 else [])
         if self.block == 0 and self.replica == 0:
             parts = [state, *(self._receive_state(rank, listed[rank]) for rank in range(1, self.blocks))]
-            return merge_state_dicts(parts, self._blocks.ties)
+            return merge_state_dicts(parts, self._ties)
         if self.replica == 0:
-            sender = self._links.sender(0, Lane.STATE, 1, timeout=self._timeout)
+            sender = self._wiring.sender(0, Lane.STATE, 1)
             for place, value in enumerate(state.values()):
                 sender.send((place, 0), [value])
             sender.flush()
@@ -270,97 +269,38 @@ class Pipeline:
     def _started(self, x: Batch | None) -> Runner:
         """Returns the runner; the first time it cuts the model, by the batch `x` that rank 0 has."""
         if self._runner is None:
-            cuts: list[int] = []
+            assert self._model is not None, "not cut yet"
+            plan = Plan([], [], [])
             if self.is_first and self.replica == 0:
-                inputs = self._take(
-                    x, "the first rank needs a batch to time the model on: call step(x, y) or give split"
-                )
-                cuts = self._best_cuts(inputs)
-            self._begin(self._tell(cuts)[0])
+                inputs = self._take(x, "the first rank needs a batch to cut the model by: call step(x, y)")
+                device = self._context.device
+                plan = choose_plan(self._model, self._split, self.blocks, self._method, inputs, device)
+            self._begin(Plan(**self._tell(asdict(plan))[0]))
         assert self._runner is not None, "begun"
         return self._runner
 
-    def _best_cuts(self, inputs: Tensors) -> list[int]:
-        assert self._model is not None, "not cut yet"
-        if self.blocks == 1:
-            return []
-        model = self._model.to(self._context.device).train()
-        costs = measure(model, inputs[0])
-        hidden = not self._method.recomputes or self._method.overlaps
-        return list(best_boundaries(costs, self.blocks, recompute_hidden=hidden))
-
-    def _begin(self, cuts: Sequence[int]) -> None:
+    def _begin(self, plan: Plan) -> None:
         """Cuts the model, keeps this rank's block, and opens the links to its neighbours."""
         assert self._model is not None, "not cut yet"
-        self._blocks: Blocks = split(self._model, cuts)
-        if len(self._blocks.modules) != self.blocks:
-            raise ConfigError(f"split has {len(cuts)} boundaries for {self.blocks} block(s): give one less than blocks")
-        if self._blocks.ties:
-            names = ", ".join(tie.keys[0] for tie in self._blocks.ties)
-            raise ConfigError(f"{names} belongs to several blocks: cut elsewhere, or untie it")
-        self._model = None
-        module = self._blocks.modules[self.block].to(self._context.device)
-        self._blocks = replace(self._blocks, modules=())
+        mine = cut(self._model, plan, self.block, seed=self._options.seed, device=self._context.device)
+        self._model, self._ties = None, mine.ties
+        self._copies = self._wiring.copies([*mine.module.parameters(), *mine.module.buffers()])
         self._runner = build_runner(
-            module,
+            mine.module,
             self.block,
             self.blocks,
             self._method,
             self._make_optimizer,
-            self._open_links(module),
+            self._wiring.ends(self._method, mine.ties, send_labels=self._send_labels, copies=self._copies),
             loss=self._loss,
             options=self._options,
             stretch=self._stretch,
             record=self._record,
-            progress=self._links.progress,
+            progress=self._wiring.links.progress,
         )
 
-    def _open_links(self, module: nn.Module) -> Ends:
-        depths, rank = link_depths(self._method, self.blocks), self._context.rank
-        device, timeout = self._context.device, self._timeout
-        ends = Ends()
-        if not self.is_first:
-            up, down = depths[self.block - 1]
-            below = Neighbour(
-                sends=self._links.sender(rank - 1, Lane.GRADIENT, down, timeout=timeout),
-                receives=self._links.receiver(rank - 1, Lane.ACTIVATION, up, timeout=timeout, device=device),
-            )
-            ends = replace(ends, below=below)
-        if not self.is_last:
-            up, down = depths[self.block]
-            above = Neighbour(
-                sends=self._links.sender(rank + 1, Lane.ACTIVATION, up, timeout=timeout),
-                receives=self._links.receiver(rank + 1, Lane.GRADIENT, down, timeout=timeout, device=device),
-            )
-            ends = replace(ends, above=above)
-        if self._send_labels and self.blocks > 1:
-            first = rank - self.block
-            depth = sum(up for up, _ in depths) + 1
-            if self.is_first:
-                last = first + self.blocks - 1
-                ends = replace(ends, labels_out=self._links.sender(last, Lane.LABEL, depth, timeout=timeout))
-            if self.is_last:
-                labels = self._links.receiver(first, Lane.LABEL, depth, timeout=timeout, device=device)
-                ends = replace(ends, labels=labels)
-        if self._replicas > 1:
-            ranks = range(self.block, self._context.size, self.blocks)
-            self._copies = Replicas(self._links, ranks, rank, timeout=timeout, device=device)
-            self._copies.share_start([*module.parameters(), *module.buffers()])
-            ends = replace(ends, agree=self._copies.average)
-        return ends
-
-    def _evaluation_ends(self) -> tuple[Receiver | None, Sender | None]:
-        rank, device, timeout = self._context.rank, self._context.device, self._timeout
-        below = above = None
-        if not self.is_first:
-            below = self._links.receiver(rank - 1, Lane.EVALUATION, 1, timeout=timeout, device=device)
-        if not self.is_last:
-            above = self._links.sender(rank + 1, Lane.EVALUATION, 2, timeout=timeout)
-        return below, above
-
     def _receive_state(self, rank: int, keys: Sequence[str]) -> dict[str, Tensor]:
-        cpu = torch.device("cpu")
-        receiver = self._links.receiver(rank, Lane.STATE, 1, timeout=self._timeout, device=cpu)
+        receiver = self._wiring.receiver(rank, Lane.STATE, 1, device=torch.device("cpu"))
         return {key: receiver.receive((place, 0))[0] for place, key in enumerate(keys)}
 
     def _tell(self, value: Any) -> list[Any]:

@@ -8,11 +8,12 @@ from torch import Tensor, nn
 
 from stalempi.errors import ConfigError
 from stalempi.pipeline.block import Loss
-from stalempi.pipeline.build import BlockOptions, Ends, MakeOptimizer, build_runner
+from stalempi.pipeline.build import BlockOptions, Ends, MakeOptimizer, Shared, build_runner
 from stalempi.pipeline.dryrun import Done
 from stalempi.pipeline.link import LocalLink
 from stalempi.pipeline.runner import Neighbour
 from stalempi.pipeline.schedules import Schedule
+from stalempi.pipeline.split import Tie
 
 __all__ = ["Reference"]
 
@@ -25,6 +26,7 @@ class Reference:
         schedule: the method.
         optimizer: makes the optimizer of a block's parameters.
         loss: `loss(output, labels)`, a mean over samples.
+        ties: the parameters that two blocks share, as `split` found them.
         options: see `BlockOptions`.
         record: called with every action that is done.
 
@@ -32,13 +34,14 @@ class Reference:
         runners: one for each block.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the twin of a Pipeline
         self,
         modules: Sequence[nn.Module],
         schedule: Schedule,
         optimizer: MakeOptimizer,
         loss: Loss,
         *,
+        ties: Sequence[Tie] = (),
         options: BlockOptions | None = None,
         record: Callable[[Done], None] | None = None,
     ) -> None:
@@ -46,6 +49,11 @@ class Reference:
         schedule.check(blocks)
         up = [LocalLink(f"block {k}") for k in range(blocks - 1)]
         down = [LocalLink(f"block {k + 1}") for k in range(blocks - 1)]
+        shared, across = Shared.of(ties), dict[int, Neighbour]()
+        if shared:
+            rise, fall = LocalLink(f"block {shared.lower}"), LocalLink(f"block {shared.upper}")
+            across[shared.lower] = Neighbour(sends=rise, receives=fall)
+            across[shared.upper] = Neighbour(sends=fall, receives=rise)
         self.runners = [
             build_runner(
                 module,
@@ -56,6 +64,7 @@ class Reference:
                 Ends(
                     below=Neighbour(sends=down[k - 1], receives=up[k - 1]) if k > 0 else None,
                     above=Neighbour(sends=up[k], receives=down[k]) if k < blocks - 1 else None,
+                    tie=shared.options(k, across[k], schedule, blocks) if shared and k in across else None,
                 ),
                 loss=loss,
                 options=options or BlockOptions(),

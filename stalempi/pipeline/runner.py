@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -18,6 +18,7 @@ from stalempi.pipeline.dryrun import Done
 from stalempi.pipeline.link import Key, Receiver, Sender
 from stalempi.pipeline.predictor import Predictor
 from stalempi.pipeline.schedules import Schedule
+from stalempi.pipeline.tied import TiedEnd
 
 __all__ = ["Neighbour", "Runner", "Stretch"]
 
@@ -41,6 +42,7 @@ class Runner:
         schedule: says what comes next.
         below, above: the links to its neighbours; None at the ends.
         labels, labels_out: the two ends of what carries labels from the first block to the last, if they are sent.
+        tied: what trains parameters that this block shares with another one, and the link to that one.
         predictor: for DNI, on every block but the last.
         stretch: makes computations longer, for experiments.
         record: called with every action that is done, its times in seconds of `time.perf_counter`.
@@ -60,6 +62,7 @@ class Runner:
         above: Neighbour | None = None,
         labels: Receiver | None = None,
         labels_out: Sender | None = None,
+        tied: tuple[TiedEnd, Neighbour] | None = None,
         predictor: Predictor | None = None,
         stretch: Stretch | None = None,
         record: Callable[[Done], None] | None = None,
@@ -71,6 +74,8 @@ class Runner:
         self.block, self.schedule, self.predictor = block, schedule, predictor
         self._below, self._above = below, above
         self._labels, self._labels_out = labels, labels_out
+        self._tied: TiedEnd | None = tied[0] if tied else None
+        self._other: Neighbour | None = tied[1] if tied else None
         self._stretch, self._record, self._progress = stretch, record, progress
         self.batches = 0
         self.waited = 0.0
@@ -88,6 +93,9 @@ class Runner:
             Op.SEND_ACTIVATION: self._send_activation,
             Op.RECEIVE_GRADIENT: self._receive_gradient,
             Op.SEND_GRADIENT: self._send_gradient,
+            Op.STEP_TIE: self._step_tie,
+            Op.RECEIVE_TIE: self._receive_tie,
+            Op.SEND_TIE: self._send_tie,
         }
 
     def add_step(self, x: Sequence[Tensor] | None, y: Sequence[Tensor] | None) -> None:
@@ -103,12 +111,15 @@ class Runner:
         if y is not None:
             self._place("label", y)
             self._send_labels()
-        self._todo.extend(self.schedule.step(self.block.number, self.block.blocks, self.batches - self._base))
+        actions: Iterable[Action] = self.schedule.step(self.block.number, self.block.blocks, self.batches - self._base)
+        self._todo.extend(self._tied.expand(actions) if self._tied else actions)
         self.batches += 1
 
     def add_drain(self) -> None:
         """Adds what finishes the batches that are inside."""
-        self._todo.extend(self.schedule.drain(self.block.number, self.block.blocks, self.batches - self._base))
+        actions: Iterable[Action] = self.schedule.drain(self.block.number, self.block.blocks, self.batches - self._base)
+        self._todo.extend(self._tied.expand(actions) if self._tied else actions)
+        self._todo.extend(self._tied.flush() if self._tied else ())
 
     def advance(self, *, wait: bool = True) -> bool:
         """Does what is to be done, without `wait` only up to a message that is missing; returns whether it did any."""
@@ -132,7 +143,7 @@ class Runner:
 
     def close(self) -> None:
         """Takes back what was posted for messages of later batches."""
-        for neighbour in (self._below, self._above):
+        for neighbour in (self._below, self._above, self._other):
             if neighbour:
                 neighbour.sends.flush()
                 neighbour.receives.close()
@@ -164,7 +175,8 @@ class Runner:
         return self._base + action.batch, action.micro or 0
 
     def _is_there(self, action: Action) -> bool:
-        neighbour = self._below if action.op is Op.RECEIVE_ACTIVATION else self._above
+        up, tie = action.op is Op.RECEIVE_ACTIVATION, action.op is Op.RECEIVE_TIE
+        neighbour = self._other if tie else self._below if up else self._above
         assert neighbour is not None, "a neighbour to receive from"
         return neighbour.receives.ready()
 
@@ -221,6 +233,23 @@ class Runner:
     def _update(self, key: Key) -> None:
         del key
         self.block.update()
+
+    def _receive_tie(self, key: Key) -> None:
+        assert self._other is not None, "another block to share with"
+        self._here["tie", key] = self._other.receives.receive(key)
+
+    def _step_tie(self, key: Key) -> None:
+        assert self._tied is not None, "parameters to share"
+        total = self._here.pop(("tie", key))
+        if self._tied.is_lower:
+            total = tuple(own + other for own, other in zip(self._tied.take(), total, strict=True))
+            self._here["total", key] = total
+        self._tied.step(total)
+
+    def _send_tie(self, key: Key) -> None:
+        assert self._tied is not None, "parameters to share"
+        assert self._other is not None, "another block to share with"
+        self._other.sends.send(key, self._here.pop(("total", key)) if self._tied.is_lower else self._tied.take())
 
     def _predict(self, key: Key) -> None:
         outputs = self._here.pop(("output", key))

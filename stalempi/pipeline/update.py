@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from stalempi.errors import ConfigError
 
-__all__ = ["UpdateOptions", "Updater"]
+__all__ = ["UpdateOptions", "Updater", "trained"]
 
 
 @dataclass(frozen=True)
@@ -37,39 +37,44 @@ class UpdateOptions:
                 raise ConfigError(f"{name} must be above 0 and finite, got {value:g}")
 
 
+def trained(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Returns the parameters of a module that take gradients, by name."""
+    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+
+
 class Updater:
     """What one block's gradients go into.
 
     Args:
-        module: the block.
-        optimizer: of its parameters; None if it has none.
+        parameters: those trained, by name.
+        optimizer: of those that it steps; None if there are none.
         options: see `UpdateOptions`.
         agree: called as agree(gradients, samples): makes gradients their mean over the block's replicas, in place, and
             returns the samples of all; None if there is one.
 
     Attributes:
-        parameters: those trained, by name.
         updates: made so far.
         samples: that they stood for.
+        pending: samples gathered since the last step.
         skipped: updates left out because their gradients overflowed.
     """
 
     def __init__(
         self,
-        module: nn.Module,
+        parameters: Mapping[str, nn.Parameter],
         optimizer: torch.optim.Optimizer | None,
         options: UpdateOptions | None = None,
         *,
         agree: Callable[[list[Tensor], int], int] | None = None,
     ) -> None:
-        self.parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self.parameters = dict(parameters)
         self.optimizer, self.options, self._agree = optimizer, options or UpdateOptions(), agree
         self.updates = self.samples = self.skipped = 0
         self._rates = [group["lr"] for group in optimizer.param_groups] if optimizer else []
         self._begin()
 
     def _begin(self) -> None:
-        self._first = self._pending = 0
+        self._first = self.pending = 0
         self._weight = 0.0
 
     def scale_loss(self, loss: Tensor) -> Tensor:
@@ -85,27 +90,24 @@ class Updater:
         """
         self._first = self._first or samples
         factor = samples / self._first
-        self._pending += samples
+        self.pending += samples
         self._weight += factor
         for name, gradient in gradients.items():
             if gradient is None:
                 continue
             parameter = self.parameters[name]
-            scaled = (
-                gradient * factor
-            )  # memory of its own: autograd may hand out one tensor twice, or one number spread
+            # memory of its own: autograd may hand out one tensor twice, or one number spread
+            scaled = gradient * factor
             parameter.grad = scaled if parameter.grad is None else parameter.grad.add_(scaled)
 
     def step(self) -> None:
         """Takes one optimizer step with the mean of what was gathered, each sample counted once."""
         gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
-        divisor = self.options.loss_scale * (self._weight or 1.0)
-        if divisor != 1:
-            for gradient in gradients:
-                gradient.div_(divisor)
+        for gradient in gradients:
+            self._to_mean(gradient)
         if self._agree:
-            self._pending = self._agree(gradients, self._pending)
-        self.samples += self._pending
+            self.pending = self._agree(gradients, self.pending)
+        self.samples += self.pending
         self.updates += 1
         if self.options.loss_scale != 1 and not all(bool(torch.isfinite(g).all()) for g in gradients):
             self.skipped += 1
@@ -117,6 +119,19 @@ class Updater:
             parameter.grad = None
         self._begin()
 
+    def take(self, names: Iterable[str]) -> list[Tensor]:
+        """Returns the means of some parameters' gradients, which the next step then does without."""
+        taken = []
+        for name in names:
+            parameter = self.parameters[name]
+            gradient, parameter.grad = parameter.grad, None
+            taken.append(torch.zeros_like(parameter) if gradient is None else self._to_mean(gradient.to_dense()))
+        return taken
+
+    def _to_mean(self, gradient: Tensor) -> Tensor:
+        divisor = self.options.loss_scale * (self._weight or 1.0)
+        return gradient.div_(divisor) if divisor != 1 else gradient
+
     def _clip(self) -> None:
         if self.options.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.parameters.values(), self.options.clip_norm)
@@ -125,6 +140,6 @@ class Updater:
 
     def _set_rates(self, optimizer: torch.optim.Optimizer) -> None:
         if self.options.schedule:
-            factor = self.options.schedule(self.samples - self._pending)
+            factor = self.options.schedule(self.samples - self.pending)
             for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
                 group["lr"] = rate * factor

@@ -21,14 +21,14 @@ from stalempi.simulate.virtual import VirtualJob, VirtualTransport, VirtualWorke
 from stalempi.simulate.workload import Workload
 from stalempi.stats import RunStats
 from stalempi.train.data import Data
-from stalempi.train.evaluate import evaluate
+from stalempi.train.evaluate import Point, evaluate
 from stalempi.train.loader import DataLoader
 from stalempi.train.loss import cross_entropy
 from stalempi.train.models import build_model
 from stalempi.train.sampler import DistributedSampler
 from stalempi.train.schedule import Constant, Schedule, StepDecay
 
-__all__ = ["Learned", "Point", "RateBy", "Recipe", "learn"]
+__all__ = ["Learned", "RateBy", "Recipe", "learn"]
 
 RateBy = Literal["samples", "fastest"]
 Observe = Callable[[Event, list[Decision]], None]
@@ -72,16 +72,6 @@ class Recipe:
     def schedule(self) -> Schedule:
         """Returns the learning rate's factor over global samples."""
         return StepDecay(self.samples, self.decay) if self.decay else Constant()
-
-
-@dataclass(frozen=True)
-class Point:
-    """The server's model on the test data after `seconds` of virtual time and `samples` global samples."""
-
-    seconds: float
-    samples: int
-    accuracy: float
-    loss: float
 
 
 @dataclass(frozen=True)

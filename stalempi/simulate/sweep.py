@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from stalempi.errors import ConfigError
 from stalempi.policy import CONTROLLERS, POLICIES, Policy, make_policy
 from stalempi.simulate.figures import Figures
-from stalempi.simulate.learning import Point
+from stalempi.train.evaluate import Point
 
 __all__ = ["Interval", "Outcome", "Row", "pareto_front", "parse_policies", "parse_policy", "sweep"]
 

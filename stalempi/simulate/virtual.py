@@ -13,7 +13,7 @@ from stalempi.replica import Replica
 from stalempi.simulate.agenda import Agenda, Kind
 from stalempi.simulate.network import Network, Wire
 from stalempi.simulate.workload import Workload
-from stalempi.transport.base import Packet, Parts, ServerEnd, Transport, WorkerEnd, check_received
+from stalempi.transport.base import Numbers, Packet, Parts, ServerEnd, Transport, WorkerEnd, check_received
 from stalempi.transport.message import Header
 from stalempi.transport.message import Kind as Message
 from stalempi.worker import Worker
@@ -135,14 +135,19 @@ class VirtualTransport(Transport):
     def allgather(self, data: bytes, timeout: float) -> NoReturn:
         raise ConfigError("ranks in virtual time share one thread and cannot meet: copy the server's model instead")
 
-    def broadcast(self, parts: Parts, timeout: float) -> NoReturn:
+    def broadcast(self, parts: Parts, timeout: float, root: int = 0) -> NoReturn:
         raise ConfigError("ranks in virtual time share one thread and cannot meet: copy the server's model instead")
 
-    def server_end(self, pushes: Sequence[Packet], releases: Sequence[bytearray]) -> ServerEnd:
+    def allreduce(self, values: Numbers, op: str, timeout: float) -> NoReturn:
+        raise ConfigError("ranks in virtual time share one thread and cannot meet: add up what they have instead")
+
+    def server_end(
+        self, pushes: Sequence[Packet], releases: Sequence[bytearray], workers: Sequence[int] | None = None
+    ) -> ServerEnd:
         self._job.pushes = list(pushes)
         return _ServerEnd(self._job, releases)
 
-    def worker_end(self, push: Packet, release: Packet) -> WorkerEnd:
+    def worker_end(self, push: Packet, release: Packet, server: int = 0) -> WorkerEnd:
         end = _WorkerEnd(self._job, self.rank, push, release)
         self._job.ends.append(end)
         return end

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 
 from stalempi.train.data import Samples
 from stalempi.train.loss import count_correct, cross_entropy
 
-__all__ = ["evaluate"]
+__all__ = ["Point", "evaluate"]
+
+
+@dataclass(frozen=True)
+class Point:
+    """How good the server's model was after `seconds` of (virtual) time and `samples` global samples."""
+
+    seconds: float
+    samples: int
+    accuracy: float
+    loss: float
 
 
 @torch.no_grad()

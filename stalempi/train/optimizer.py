@@ -15,6 +15,7 @@ from stalempi import context as contexts
 from stalempi.context import Context
 from stalempi.correction import Correction
 from stalempi.errors import ConfigError
+from stalempi.group import Group, check_groups
 from stalempi.peer import Peer
 from stalempi.policy import Allreduce
 from stalempi.policy.base import Decision, Event, Policy
@@ -22,7 +23,9 @@ from stalempi.replica import DEFAULT_BUCKET_BYTES, Replica, difference
 from stalempi.server import Server, ServerOptions
 from stalempi.silence import default_stall_timeout
 from stalempi.stats import RunStats
+from stalempi.train.evaluation import Evaluation
 from stalempi.train.samples import SampleCount, count_samples
+from stalempi.train.snapshots import Album, Critic, Exhibition, Gallery
 from stalempi.worker import Worker
 
 __all__ = ["DistributedOptimizer"]
@@ -47,6 +50,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         nonfinite: "raise" ends the job at a gradient with NaN or infinity, "skip" counts it and goes on.
         correction: mends stale gradients on the server; see `stalempi.correction` for what each costs.
         bucket_bytes: about how many bytes one message carries.
+        evaluation: what is measured of the model along the way, and how often; see `stalempi.Evaluation`.
         stall_timeout: seconds after which a silent rank ends the job; STALEMPI_STALL_TIMEOUT or 600 by default.
         context: the rank to be; the one of `init` by default.
         observe: called on rank 0 with each event and the decisions that followed.
@@ -65,6 +69,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         nonfinite: str = "raise",
         correction: Correction | None = None,
         bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+        evaluation: Evaluation | None = None,
         stall_timeout: float | None = None,
         context: Context | None = None,
         observe: Callable[[Event, list[Decision]], None] | None = None,
@@ -73,17 +78,30 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._context = self._outer if policy.has_server else self._outer.without_server()
         _check_optimizer(optimizer)
         timeout = stall_timeout if stall_timeout is not None else default_stall_timeout()
-        options = ServerOptions(total_samples, schedule, nonfinite, min(60.0, timeout / 2), timeout)
+        role = self._context.role
+        options = ServerOptions(
+            total_samples,
+            schedule,
+            nonfinite,
+            min(60.0, timeout / 2),
+            timeout if role.group_size == 1 else 1.25 * timeout,  # a leader speaks first: it knows which member
+            workers=role.takes_from or None,
+        )
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.param_groups = optimizer.param_groups
         self.state = optimizer.state
-        direct = self._context.transport.direct
-        self._replica = Replica(model, optimizer, bucket_bytes=bucket_bytes, direct=direct)
-        self._closed = False
+        self._replica = Replica(model, optimizer, bucket_bytes=bucket_bytes, direct=self._context.transport.direct)
+        self._closed = self._evaluated = False
+        check_groups(policy, role.group_size)
+        if role.evaluator_rank and not evaluation:
+            raise ConfigError("the job has an evaluator rank, and nothing for it to do: give evaluation=...")
+        self._evaluation = evaluation
         if correction and not policy.has_server:
             raise ConfigError(f"correction {correction.name} has nothing to mend: under {policy} no gradient is stale")
         self._join(
             [
+                f"groups of {role.group_size}, evaluator {role.evaluator_rank}",
+                f"evaluate every {evaluation.every if evaluation else None}",
                 f"policy {policy}",
                 f"total_samples {total_samples}",
                 f"nonfinite {nonfinite}",
@@ -93,22 +111,37 @@ class DistributedOptimizer(torch.optim.Optimizer):
         )
         self._server: Server | None = None
         self._worker: Worker | Peer | None = None
-        self._seen = SampleCount() if self._context.is_server else count_samples(model)
+        self._gallery: Gallery | None = None
+        self._critic: Critic | None = None
+        self._observe = observe
+        transport = self._context.transport
+        self._seen = SampleCount() if role.shard_rank is None else count_samples(model)
         if isinstance(policy, Allreduce):
             self._worker = Peer(
                 self._replica,
-                self._context.transport,
+                transport,
                 policy=policy,
                 options=options,
                 seen=lambda: self._seen.seen,
-                observe=observe if self._context.rank == 0 else None,
+                observe=self._watch if role.rank == 0 else None,
             )
-        elif self._context.is_server:
+            if evaluation and role.rank == 0:
+                self._gallery = Album(self._worker, evaluation)
+        elif role.is_server:
             self._server = Server(
-                self._replica, policy, self._context.transport, options=options, correction=correction, observe=observe
+                self._replica, policy, transport, options=options, correction=correction, observe=self._watch
             )
+            if evaluation and role.evaluator_rank:
+                self._gallery = Exhibition(self._server, evaluation, transport, role.evaluator_rank, timeout=timeout)
+            elif evaluation:
+                self._gallery = Album(self._server, evaluation)
+        elif role.is_evaluator:
+            assert evaluation is not None
+            self._critic = Critic(self._replica, evaluation, transport, timeout=timeout)
         else:
-            self._worker = Worker(self._replica, self._context.transport, stall_timeout=2 * timeout, schedule=schedule)
+            patience = (3 if role.group_rank else 2) * timeout  # who is behind another waits longer, and lets it speak
+            group = Group(role.pushes_to, role.takes_from, timeout)
+            self._worker = Worker(self._replica, transport, stall_timeout=patience, schedule=schedule, group=group)
         self._take_role(self._outer, self._context)
         contexts.open_jobs.append(self)
 
@@ -120,6 +153,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if len(set(digests)) > 1:
             raise ConfigError(f"the ranks differ: {difference(transport.allgather(text, timeout))}")
         transport.broadcast(self._replica.state(), timeout)
+
+    def _watch(self, event: Event, decisions: list[Decision]) -> None:
+        """Sees every event on the server."""
+        if self._gallery:
+            self._gallery.look(event.now)
+        if self._observe:
+            self._observe(event, decisions)
 
     @property
     def step_count(self) -> int:
@@ -187,8 +227,35 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._closed:
             raise ConfigError("this optimizer has served already: construct another one for another job")
         stats = server.serve()
-        self._retire()
+        self._closed = True
+        if not isinstance(self._gallery, Exhibition):
+            contexts.open_jobs.remove(self)
         return stats
+
+    def evaluate(self) -> Evaluation:
+        """Returns what was measured along the way, see `curve`; for the evaluator, and for the server after `serve`.
+
+        The evaluator measures what the server sends it until training is over, while that goes on. Without one the
+        server measures here what it has kept; so does rank 0, after `close`, where there is no server. The model is the
+        final one when this returns.
+        """
+        evaluation = self._evaluation
+        works = self._worker and not (isinstance(self._worker, Peer) and self._context.rank == 0)
+        if evaluation is None or works or not (self._closed or self._critic):
+            raise ConfigError(
+                "evaluate needs evaluation=..., and is for the server after serve and for the evaluator "
+                "(without a server, for rank 0 after close)"
+            )
+        if self._evaluated:
+            return evaluation
+        self._evaluated = True
+        if self._critic:
+            self._critic.run()
+        elif self._gallery:
+            self._gallery.finish()
+        if self in contexts.open_jobs:
+            self._retire()
+        return evaluation
 
     def close(self) -> None:
         """Leaves the job: nobody waits for this worker any more. Does nothing a second time, or on the server."""
@@ -200,8 +267,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Closes what the program left open when it ended."""
         if self._worker:
             self.close()
-        elif not self._closed:
+        elif self._server and not self._closed:
             raise ConfigError("the server's program ended without optimizer.serve(), and the workers wait for it")
+        else:
+            raise ConfigError(f"the {self._context.role}'s program ended without optimizer.evaluate(): call it last")
 
     def _retire(self) -> None:
         self._closed = True
@@ -220,7 +289,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        fruitless = error is not None and self._worker is not None and self._worker.owed  # it has waited for it already
+        # a release that is owed has been waited for already; a leader would go on for its group, and not fail
+        fruitless = error is not None and self._worker and (self._worker.owed or self._context.role.takes_from)
         if not (fruitless or isinstance(error, SystemExit)):  # what an exit means is judged at the end of the program
             self.close()
 

@@ -11,6 +11,7 @@ from torch import nn
 from stalempi import context
 from stalempi.policy.base import Policy
 from stalempi.stats import RunStats
+from stalempi.train.evaluation import Evaluation
 from stalempi.train.optimizer import DistributedOptimizer
 
 __all__ = ["run_job"]
@@ -25,8 +26,8 @@ def run_job(
     optimizer: Callable[[Any], torch.optim.Optimizer],
     policy: Policy,
     **options: Any,
-) -> RunStats | T:
-    """Serves on rank 0 and calls `train(model, optimizer)` on every worker, leaving whatever happens.
+) -> RunStats | Evaluation | T:
+    """Serves on rank 0, evaluates where asked to, and calls `train(model, optimizer)` on every other rank.
 
     Args:
         train: a worker's program.
@@ -34,10 +35,16 @@ def run_job(
         optimizer: makes a torch optimizer from parameters, as in `lambda p: torch.optim.SGD(p, lr=0.1)`.
         policy: see DistributedOptimizer, which also takes `options`.
 
-    Returns the RunStats on the server, what `train` returned on a worker.
+    Returns the RunStats on the server, the Evaluation on an evaluator, what `train` returned on the others, which leave
+    whatever happens.
     """
     model.to(context.current().device)
     with DistributedOptimizer(optimizer(model.parameters()), model=model, policy=policy, **options) as wrapped:
         if context.current().is_server:
-            return wrapped.serve()
+            stats = wrapped.serve()
+            if options.get("evaluation"):
+                wrapped.evaluate()
+            return stats
+        if context.current().is_evaluator:
+            return wrapped.evaluate()
         return train(model, wrapped)

@@ -38,16 +38,18 @@ class DistributedSampler(Sampler[int]):
     ) -> None:
         """Samples from `data_source` (or that many samples); worker and number of workers default to this rank's.
 
+        Here each rank that computes counts as a worker, also one of a group: every one has a shard of its own.
+
         Raises ConfigError if there are fewer samples than workers, or if a value is out of range.
         """
         self.size = data_source if isinstance(data_source, int) else len(data_source)
         if num_workers is None:
-            num_workers = current().num_workers
+            num_workers = current().num_shards
         if worker_rank is None:
-            worker_rank = current().worker_rank
+            worker_rank = current().shard_rank
         if worker_rank is None:
             raise ConfigError(
-                "this rank is the server and takes no samples: make the sampler on workers only, "
+                f"this rank is the {current().role} and takes no samples: make samplers on workers only, "
                 "and under Allreduce after the optimizer"
             )
         _check_worker(num_workers, worker_rank)

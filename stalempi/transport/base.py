@@ -12,14 +12,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from stalempi.errors import ProtocolError
 from stalempi.transport.message import Header, Kind
 from stalempi.transport.staging import Copier, copier_for
 
-__all__ = ["Packet", "Parts", "PeerEnd", "ServerEnd", "Transport", "WorkerEnd", "check_received"]
+__all__ = ["Numbers", "Packet", "Parts", "PeerEnd", "ServerEnd", "Transport", "WorkerEnd", "check_received"]
+
+Numbers = NDArray[np.float32] | NDArray[np.float64] | NDArray[np.int64]
 
 
 class Parts:
@@ -170,7 +174,7 @@ class PeerEnd(ABC):
 
 
 class Transport(ABC):
-    """What joins the ranks of a job; rank 0 is the server.
+    """What joins the ranks of a job; a server's and its workers' ends may be opened between any two ranks.
 
     Attributes:
         rank, size: place and number.
@@ -190,16 +194,28 @@ class Transport(ABC):
         """Gives every rank what every rank gave, by rank; StallError names the ranks missing after `timeout`."""
 
     @abstractmethod
-    def broadcast(self, parts: Parts, timeout: float) -> None:
-        """Copies the server's `parts` to every worker's; StallError after `timeout` seconds."""
+    def broadcast(self, parts: Parts, timeout: float, root: int = 0) -> None:
+        """Copies rank `root`'s `parts` to every other rank's; StallError after `timeout` seconds."""
 
     @abstractmethod
-    def server_end(self, pushes: Sequence[Packet], releases: Sequence[bytearray]) -> ServerEnd:
-        """Opens the server's side with a push packet and a release header for each worker."""
+    def allreduce(self, values: Numbers, op: str, timeout: float) -> None:
+        """Replaces host `values` (float32, float64 or int64) by the "sum", "min" or "max" over all ranks.
+
+        Every rank gets the same bits. StallError after `timeout` seconds.
+        """
 
     @abstractmethod
-    def worker_end(self, push: Packet, release: Packet) -> WorkerEnd:
-        """Opens a worker's side."""
+    def server_end(
+        self, pushes: Sequence[Packet], releases: Sequence[bytearray], workers: Sequence[int] | None = None
+    ) -> ServerEnd:
+        """Opens a server's side with a push packet and a release header for each worker.
+
+        `workers` are their ranks, 1 .. number of workers by default. A rank may serve some and be a worker of another.
+        """
+
+    @abstractmethod
+    def worker_end(self, push: Packet, release: Packet, server: int = 0) -> WorkerEnd:
+        """Opens a worker's side towards rank `server`."""
 
     @abstractmethod
     def peer_end(self, ticket: bytearray, tickets: bytearray, sums: Sequence[Tensor]) -> PeerEnd:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import queue
 import threading
 import time
@@ -11,18 +12,20 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from stalempi.errors import StallError
 from stalempi.pipeline.link import Lane, Links, LocalLink, Receiver, Sender
-from stalempi.transport.base import Packet, Parts, PeerEnd, ServerEnd, Transport, WorkerEnd, check_received
+from stalempi.transport.base import Numbers, Packet, Parts, PeerEnd, ServerEnd, Transport, WorkerEnd, check_received
 from stalempi.transport.meetings import InprocPeerEnd, Meetings
 from stalempi.transport.message import Kind
 
 __all__ = ["InprocTransport", "run_ranks"]
 
 T = TypeVar("T")
+_OPERATIONS = {"sum": np.add, "min": np.minimum, "max": np.maximum}
 
 
 @dataclass
@@ -35,10 +38,9 @@ class _Hub:
     here: set[int] = field(default_factory=set)  # ranks at the barrier
     gathered: list[bytes] = field(init=False)
     source: Parts | None = None
-    pushes: list[Packet] = field(default_factory=list)
-    releases: list[bytearray] = field(default_factory=list)
-    opened: threading.Event = field(default_factory=threading.Event)
-    to_server: queue.SimpleQueue[tuple[int, int]] = field(default_factory=queue.SimpleQueue)
+    pushes: dict[int, Packet] = field(default_factory=dict)  # by the rank of the worker, as what follows
+    opened: list[threading.Event] = field(init=False)
+    to_server: dict[int, queue.SimpleQueue[tuple[int, int]]] = field(default_factory=dict)
     to_worker: list[queue.SimpleQueue[_Release]] = field(init=False)
     links: dict[tuple[int, int, Lane], LocalLink] = field(default_factory=dict)
     meetings: Meetings = field(init=False)
@@ -48,7 +50,8 @@ class _Hub:
         self.barrier = threading.Barrier(self.size, action=self.here.clear)
         self.gathered = [b""] * self.size
         self.meetings = Meetings(self.size)
-        self.to_worker = [queue.SimpleQueue() for _ in range(self.size - 1)]
+        self.opened = [threading.Event() for _ in range(self.size)]
+        self.to_worker = [queue.SimpleQueue() for _ in range(self.size)]
 
     def link(self, sender: int, receiver: int, lane: Lane) -> LocalLink:
         with self.lock:
@@ -88,12 +91,16 @@ class InprocTransport(Transport, Links):
         self._meet(timeout)
         return everything
 
-    def broadcast(self, parts: Parts, timeout: float) -> None:
-        if self.rank == 0:
+    def allreduce(self, values: Numbers, op: str, timeout: float) -> None:
+        everything = [np.frombuffer(data, values.dtype) for data in self.allgather(values.tobytes(), timeout)]
+        values[...] = functools.reduce(_OPERATIONS[op], everything).reshape(values.shape)
+
+    def broadcast(self, parts: Parts, timeout: float, root: int = 0) -> None:
+        if self.rank == root:
             parts.stage_out()
             self._hub.source = parts
         self._meet(timeout)
-        if self.rank > 0:
+        if self.rank != root:
             assert self._hub.source is not None
             _copy(self._hub.source, parts)
             parts.stage_in()
@@ -107,14 +114,20 @@ class InprocTransport(Transport, Links):
             missing = ", ".join(str(rank) for rank in range(self.size) if rank not in self._hub.here)
             raise StallError(f"rank(s) {missing} did not join within {timeout:g} s") from None
 
-    def server_end(self, pushes: Sequence[Packet], releases: Sequence[bytearray]) -> ServerEnd:
-        self._hub.pushes, self._hub.releases = list(pushes), list(releases)
-        self._hub.opened.set()
-        return _InprocServerEnd(self._hub)
+    def server_end(
+        self, pushes: Sequence[Packet], releases: Sequence[bytearray], workers: Sequence[int] | None = None
+    ) -> ServerEnd:
+        ranks = workers or range(1, 1 + len(pushes))
+        end = _InprocServerEnd(self._hub, ranks, releases)
+        self._hub.pushes.update(zip(ranks, pushes, strict=True))
+        for rank in ranks:
+            self._hub.to_server[rank] = end.arriving
+            self._hub.opened[rank].set()
+        return end
 
-    def worker_end(self, push: Packet, release: Packet) -> WorkerEnd:
-        self._hub.opened.wait(60)
-        return _InprocWorkerEnd(self._hub, self.rank, push, release)
+    def worker_end(self, push: Packet, release: Packet, server: int = 0) -> WorkerEnd:
+        self._hub.opened[self.rank].wait(60)
+        return _InprocWorkerEnd(self._hub, (self.rank, server), push, release)
 
     def peer_end(self, ticket: bytearray, tickets: bytearray, sums: Sequence[Tensor]) -> PeerEnd:
         return InprocPeerEnd(self._hub.meetings, self.rank, (ticket, tickets), sums)
@@ -137,33 +150,32 @@ class InprocTransport(Transport, Links):
 
 
 class _InprocServerEnd(ServerEnd):
-    def __init__(self, hub: _Hub) -> None:
-        self._hub = hub
+    def __init__(self, hub: _Hub, workers: Sequence[int], releases: Sequence[bytearray]) -> None:
+        self._hub, self._workers, self._releases = hub, workers, releases
+        self.arriving: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
         self._on_way: list[_Release] = []
 
     def receive(self, timeout: float) -> list[int]:
         found: list[tuple[int, int]] = []
         try:
-            found.append(self._hub.to_server.get(timeout=timeout))
+            found.append(self.arriving.get(timeout=timeout))
             while True:
-                found.append(self._hub.to_server.get_nowait())
+                found.append(self.arriving.get_nowait())
         except queue.Empty:
             pass
-        for worker, arrived in found:
-            packet = self._hub.pushes[worker]
-            check_received(packet, sender=worker + 1, kinds=(Kind.PUSH, Kind.LEAVE), arrived=arrived)
+        for rank, arrived in found:
+            packet = self._hub.pushes[rank]
+            check_received(packet, sender=rank, kinds=(Kind.PUSH, Kind.LEAVE), arrived=arrived)
             if arrived:
                 packet.parts.stage_in()
-        return [worker for worker, _ in found]
+        return [self._workers.index(rank) for rank, _ in found]
 
     def release(self, worker: int, parts: Parts, *, empty: bool = False) -> None:
         if not empty:
             parts.stage_out()
-        sent = _Release(
-            bytes(self._hub.releases[worker]), None if empty else parts, time.monotonic() + self._hub.delivery
-        )
+        sent = _Release(bytes(self._releases[worker]), None if empty else parts, time.monotonic() + self._hub.delivery)
         self._on_way.append(sent)
-        self._hub.to_worker[worker].put(sent)
+        self._hub.to_worker[self._workers[worker]].put(sent)
 
     def settle(self, parts: Parts, timeout: float) -> bool:
         until = time.monotonic() + timeout
@@ -180,8 +192,9 @@ class _InprocServerEnd(ServerEnd):
 
 
 class _InprocWorkerEnd(WorkerEnd):
-    def __init__(self, hub: _Hub, rank: int, push: Packet, release: Packet) -> None:
-        self._hub, self._rank, self._push, self._release = hub, rank, push, release
+    def __init__(self, hub: _Hub, between: tuple[int, int], push: Packet, release: Packet) -> None:
+        self._hub, self._push, self._release = hub, push, release
+        self._rank, self._server = between
 
     def push(self) -> None:
         self._push.parts.stage_out()
@@ -192,20 +205,20 @@ class _InprocWorkerEnd(WorkerEnd):
         return True
 
     def _send(self, parts: Parts | None) -> None:
-        target = self._hub.pushes[self._rank - 1]
+        target = self._hub.pushes[self._rank]
         target.header[:] = self._push.header
-        self._hub.to_server.put((self._rank - 1, _copy(parts, target.parts)))
+        self._hub.to_server[self._rank].put((self._rank, _copy(parts, target.parts)))
 
     def receive(self, timeout: float) -> bool:
         try:
-            sent = self._hub.to_worker[self._rank - 1].get(timeout=timeout)
+            sent = self._hub.to_worker[self._rank].get(timeout=timeout)
         except queue.Empty:
             return False
         time.sleep(max(0.0, sent.due - time.monotonic()))
         self._release.header[:] = sent.header
         arrived = _copy(sent.parts, self._release.parts)
         sent.done.set()
-        check_received(self._release, sender=0, kinds=(Kind.RELEASE,), arrived=arrived)
+        check_received(self._release, sender=self._server, kinds=(Kind.RELEASE,), arrived=arrived)
         if arrived:
             self._release.parts.stage_in()
         return True

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from stalempi.errors import ConfigError, ProtocolError, StallError
 from stalempi.flat import MAX_BUCKET_BYTES
-from stalempi.pipeline.link import Key, Lane, Receiver, Sender, check_key
+from stalempi.pipeline.link import MAX_TENSORS, Key, Lane, Receiver, Sender, check_key
 from stalempi.transport.backoff import wait_for
 
 __all__ = ["MpiReceiver", "MpiSender", "Progress"]
@@ -39,8 +39,8 @@ _DTYPES = (
     torch.uint8,
     torch.bool,
 )
-_MAX_TENSORS, _MAX_DIMS = 7, 6
-_HEADER = 4 + _MAX_TENSORS * (2 + _MAX_DIMS)
+_MAX_DIMS = 6
+_HEADER = 4 + MAX_TENSORS * (2 + _MAX_DIMS)
 _FIRST_TAG = 64  # above those of the data-parallel messages
 
 Header = NDArray[np.int64]
@@ -125,7 +125,7 @@ class MpiSender(Sender):
         self._limits: list[tuple[torch.dtype, int]] | None = None
 
     def send(self, key: Key, tensors: Sequence[Tensor]) -> None:
-        self._check(tensors)
+        self._check(key, tensors)
         self._wait(self._depth - 1)
         header = _describe(key, tensors)
         pieces = self._cut([_to_host(tensor) for tensor in tensors])
@@ -152,10 +152,10 @@ class MpiSender(Sender):
         if not wait_for(few, self._timeout):
             raise StallError(f"rank {self._rank} took nothing for {self._timeout:g} s: it is stuck or elsewhere")
 
-    def _check(self, tensors: Sequence[Tensor]) -> None:
-        if len(tensors) > _MAX_TENSORS or any(t.dim() > _MAX_DIMS or t.dtype not in _DTYPES for t in tensors):
+    def _check(self, key: Key, tensors: Sequence[Tensor]) -> None:
+        if len(tensors) > MAX_TENSORS or any(t.dim() > _MAX_DIMS or t.dtype not in _DTYPES for t in tensors):
             raise ConfigError(
-                f"between blocks go at most {_MAX_TENSORS} tensors of at most {_MAX_DIMS} dimensions and a common "
+                f"between blocks go at most {MAX_TENSORS} tensors of at most {_MAX_DIMS} dimensions and a common "
                 f"dtype, got {', '.join(f'{tuple(t.shape)} {t.dtype}' for t in tensors)}: cut elsewhere"
             )
         if not self._fixed:
@@ -167,9 +167,10 @@ class MpiSender(Sender):
             for (dtype, nbytes), (agreed, limit) in zip(sizes, self._limits, strict=True)
         )
         if not fits:
+            route = f"batch {key[0]} from rank {self._comm.Get_rank()} to rank {self._rank}"
             raise ConfigError(
-                f"the block's tensors changed from {_list(self._limits)} to {_list(sizes)}: a later batch may "
-                "be smaller than the first, not larger, and of the same kind"
+                f"{route}: its tensors changed from {_list(self._limits)} to {_list(sizes)}: a later batch may be "
+                "smaller than the first, not larger, and of the same kind"
             )
 
 

@@ -18,7 +18,7 @@ from stalempi.errors import ProtocolError, StallError
 from stalempi.flat import MAX_BUCKET_BYTES
 from stalempi.pipeline.link import Lane, Links, Receiver, Sender
 from stalempi.transport.backoff import wait_for
-from stalempi.transport.base import Packet, Parts, PeerEnd, ServerEnd, Transport, WorkerEnd, check_received
+from stalempi.transport.base import Numbers, Packet, Parts, PeerEnd, ServerEnd, Transport, WorkerEnd, check_received
 from stalempi.transport.collective import MpiPeerEnd
 from stalempi.transport.links import MpiReceiver, MpiSender, Progress
 from stalempi.transport.message import Kind, Tag
@@ -28,6 +28,7 @@ __all__ = ["MpiTransport"]
 Requests: TypeAlias = list[MPI.Request]
 SERVER = 0
 MAX_MESSAGE_BYTES = MAX_BUCKET_BYTES
+_OPERATIONS = {"sum": MPI.SUM, "min": MPI.MIN, "max": MPI.MAX}
 _EMPTY = np.empty(0, dtype=np.uint8)
 
 
@@ -36,10 +37,12 @@ class MpiTransport(Transport, Links):
 
     Args:
         comm: a communicator that nobody else uses.
+        first: rank in the job of this communicator's rank 0, where it holds a part of the job; for messages.
     """
 
-    def __init__(self, comm: MPI.Intracomm) -> None:
-        self._comm = comm
+    def __init__(self, comm: MPI.Intracomm, first: int = 0) -> None:
+        self._comm, self._first = comm, first
+        self._given_up: list[object] = []  # MPI may still write there
         self.rank = comm.Get_rank()
         self.size = comm.Get_size()
         self.description = MPI.Get_library_version().split("\n", maxsplit=1)[0].split(",")[0].strip("\x00 ")
@@ -52,7 +55,7 @@ class MpiTransport(Transport, Links):
                 self._send_bytes(sizes.tobytes() + b"".join(everything), rank, timeout)
             return everything
         self._send_bytes(data, SERVER, timeout)
-        joined = self._receive_bytes(SERVER, timeout)
+        joined = self._receive_bytes(SERVER, 2 * timeout)  # rank 0 speaks first: it knows who is missing
         sizes = np.frombuffer(joined, dtype=np.int64, count=self.size)
         edges = (sizes.nbytes + np.cumsum([0, *sizes])).tolist()
         return [joined[start:end] for start, end in itertools.pairwise(edges)]
@@ -67,10 +70,10 @@ class MpiTransport(Transport, Links):
             return all(statuses)
 
         if not wait_for(all_here, timeout):
-            missing = [str(rank) for rank, here in enumerate(statuses, start=1) if not here]
+            missing = [str(rank) for rank, here in enumerate(statuses, start=self._first + 1) if not here]
             raise StallError(
-                f"rank(s) {', '.join(missing)} did not join within {timeout:g} s: "
-                "every rank must construct the same DistributedOptimizer in the same order"
+                f"rank(s) {', '.join(missing)} did not join within {timeout:g} s: every rank must construct the same "
+                "DistributedOptimizer, and call the same collectives, in the same order"
             )
         return [data, *(self._receive_body(int(sizes[rank, 0]), rank, timeout) for rank in range(1, self.size))]
 
@@ -91,26 +94,40 @@ class MpiTransport(Transport, Links):
         self._complete(requests, rank, timeout)
         return body.tobytes()
 
-    def broadcast(self, parts: Parts, timeout: float) -> None:
-        if self.rank != SERVER:
+    def broadcast(self, parts: Parts, timeout: float, root: int = 0) -> None:
+        if self.rank != root:
             parts.make_room()
-            requests = [self._comm.Irecv(part, source=SERVER, tag=Tag.STATE) for part in parts.wire]
-            self._complete(requests, SERVER, timeout)
+            requests = [self._comm.Irecv(part, source=root, tag=Tag.STATE) for part in parts.wire]
+            self._complete(requests, root, timeout)
             parts.stage_in()
             return
         parts.stage_out()
-        for rank in range(1, self.size):
-            self._complete([self._comm.Isend(part, dest=rank, tag=Tag.STATE) for part in parts.wire], rank, timeout)
+        for rank in range(self.size):
+            if rank != root:
+                sends = [self._comm.Isend(part, dest=rank, tag=Tag.STATE) for part in parts.wire]
+                self._complete(sends, rank, timeout)
+
+    def allreduce(self, values: Numbers, op: str, timeout: float) -> None:
+        request = self._comm.Iallreduce(MPI.IN_PLACE, values, op=_OPERATIONS[op])
+        if not wait_for(lambda: bool(request.Test()), timeout):
+            self._given_up.append((request, values))
+            raise StallError(
+                f"rank {self._first + self.rank} waited {timeout:g} s in a sum: a rank is stuck or elsewhere"
+            )
 
     def _complete(self, requests: Requests, rank: int, timeout: float) -> None:
         if not wait_for(lambda: bool(MPI.Request.Testall(requests)), timeout):
-            raise StallError(f"rank {self.rank} waited {timeout:g} s for rank {rank}: it is stuck or elsewhere")
+            self._given_up.append(requests)
+            ours, theirs = self._first + self.rank, self._first + rank
+            raise StallError(f"rank {ours} waited {timeout:g} s for rank {theirs}: it is stuck or elsewhere")
 
-    def server_end(self, pushes: Sequence[Packet], releases: Sequence[bytearray]) -> ServerEnd:
-        return _MpiServerEnd(self._comm, pushes, releases)
+    def server_end(
+        self, pushes: Sequence[Packet], releases: Sequence[bytearray], workers: Sequence[int] | None = None
+    ) -> ServerEnd:
+        return _MpiServerEnd(self._comm, pushes, releases, workers or range(1, 1 + len(pushes)))
 
-    def worker_end(self, push: Packet, release: Packet) -> WorkerEnd:
-        return _MpiWorkerEnd(self._comm, push, release)
+    def worker_end(self, push: Packet, release: Packet, server: int = SERVER) -> WorkerEnd:
+        return _MpiWorkerEnd(self._comm, push, release, server)
 
     def peer_end(self, ticket: bytearray, tickets: bytearray, sums: Sequence[Tensor]) -> PeerEnd:
         return MpiPeerEnd(self._comm, ticket, tickets, sums)
@@ -133,12 +150,12 @@ class MpiTransport(Transport, Links):
 
 
 class _MpiWorkerEnd(WorkerEnd):
-    def __init__(self, comm: MPI.Intracomm, push: Packet, release: Packet) -> None:
-        self._comm, self._push, self._release = comm, push, release
-        self._sends: Requests = [comm.Send_init(push.header, SERVER, Tag.PUSH_HEADER)]
-        self._sends += [comm.Send_init(part, SERVER, Tag.PUSH_PART) for part in push.parts.wire]
-        self._header: MPI.Request = comm.Recv_init(release.header, SERVER, Tag.RELEASE_HEADER)
-        self._parts: Requests = [comm.Recv_init(part, SERVER, Tag.RELEASE_PART) for part in release.parts.wire]
+    def __init__(self, comm: MPI.Intracomm, push: Packet, release: Packet, server: int) -> None:
+        self._comm, self._push, self._release, self._server = comm, push, release, server
+        self._sends: Requests = [comm.Send_init(push.header, server, Tag.PUSH_HEADER)]
+        self._sends += [comm.Send_init(part, server, Tag.PUSH_PART) for part in push.parts.wire]
+        self._header: MPI.Request = comm.Recv_init(release.header, server, Tag.RELEASE_HEADER)
+        self._parts: Requests = [comm.Recv_init(part, server, Tag.RELEASE_PART) for part in release.parts.wire]
         self._statuses = [MPI.Status() for _ in self._parts]
         self._sent = self._begun = False
 
@@ -155,7 +172,7 @@ class _MpiWorkerEnd(WorkerEnd):
         if not wait_for(self._is_whole, timeout, lambda: self._begun or not self._sent):
             return False
         arrived = sum(status.Get_count(MPI.BYTE) for status in self._statuses)
-        check_received(self._release, sender=SERVER, kinds=(Kind.RELEASE,), arrived=arrived)
+        check_received(self._release, sender=self._server, kinds=(Kind.RELEASE,), arrived=arrived)
         if arrived:
             self._release.parts.stage_in()
         return True
@@ -163,11 +180,11 @@ class _MpiWorkerEnd(WorkerEnd):
     def _is_whole(self) -> bool:
         self._sent = self._sent or bool(MPI.Request.Testall(self._sends))
         self._begun = self._begun or bool(self._header.Test())
-        return self._sent and self._begun and _all_here(self._parts, self._statuses, SERVER)
+        return self._sent and self._begun and _all_here(self._parts, self._statuses, self._server)
 
     def leave(self, timeout: float) -> bool:
-        requests = [self._comm.Isend(self._push.header, SERVER, Tag.PUSH_HEADER)]
-        requests += [self._comm.Isend(_EMPTY, SERVER, Tag.PUSH_PART) for _ in self._push.parts.wire]
+        requests = [self._comm.Isend(self._push.header, self._server, Tag.PUSH_HEADER)]
+        requests += [self._comm.Isend(_EMPTY, self._server, Tag.PUSH_PART) for _ in self._push.parts.wire]
         return wait_for(lambda: bool(MPI.Request.Testall(requests)), timeout)
 
     def close(self) -> None:
@@ -176,18 +193,18 @@ class _MpiWorkerEnd(WorkerEnd):
 
 
 class _Outbox:
-    """The release of one version of the parameters: for each worker, persistent sends of its parts."""
+    """The release of one version of the parameters: for each worker (by rank), persistent sends of its parts."""
 
     def __init__(self, comm: MPI.Intracomm, parts: Parts) -> None:
         self._comm, self.parts = comm, parts
         self._sends: dict[int, Requests] = {}
 
-    def to(self, worker: int) -> Requests:
-        """Returns the sends to `worker`, none of them under way: it has pushed since the last one."""
-        if worker not in self._sends:
-            self._sends[worker] = [self._comm.Send_init(part, worker + 1, Tag.RELEASE_PART) for part in self.parts.wire]
-        MPI.Request.Waitall(self._sends[worker])
-        return self._sends[worker]
+    def to(self, rank: int) -> Requests:
+        """Returns the sends to `rank`, none of them under way: it has pushed since the last one."""
+        if rank not in self._sends:
+            self._sends[rank] = [self._comm.Send_init(part, rank, Tag.RELEASE_PART) for part in self.parts.wire]
+        MPI.Request.Waitall(self._sends[rank])
+        return self._sends[rank]
 
     def all(self) -> Requests:
         """Returns the sends to every worker."""
@@ -197,19 +214,21 @@ class _Outbox:
 class _MpiServerEnd(ServerEnd):
     """Polls one header receive per worker, and the parts only of those whose header is here."""
 
-    def __init__(self, comm: MPI.Intracomm, pushes: Sequence[Packet], releases: Sequence[bytearray]) -> None:
-        self._comm, self._pushes = comm, pushes
+    def __init__(
+        self, comm: MPI.Intracomm, pushes: Sequence[Packet], releases: Sequence[bytearray], ranks: Sequence[int]
+    ) -> None:
+        self._comm, self._pushes, self._ranks = comm, pushes, ranks
         self._headers: Requests = [
-            comm.Recv_init(packet.header, w + 1, Tag.PUSH_HEADER) for w, packet in enumerate(pushes)
+            comm.Recv_init(packet.header, rank, Tag.PUSH_HEADER) for rank, packet in zip(ranks, pushes, strict=True)
         ]
         self._parts: list[Requests] = [
-            [comm.Recv_init(part, w + 1, Tag.PUSH_PART) for part in packet.parts.wire]
-            for w, packet in enumerate(pushes)
+            [comm.Recv_init(part, rank, Tag.PUSH_PART) for part in packet.parts.wire]
+            for rank, packet in zip(ranks, pushes, strict=True)
         ]
         self._statuses = [[MPI.Status() for _ in parts] for parts in self._parts]
         self._half_here: set[int] = set()
         self._release_headers: Requests = [
-            comm.Send_init(header, w + 1, Tag.RELEASE_HEADER) for w, header in enumerate(releases)
+            comm.Send_init(header, rank, Tag.RELEASE_HEADER) for rank, header in zip(ranks, releases, strict=True)
         ]
         self._outboxes: dict[int, _Outbox] = {}
         self._empty: Requests = []
@@ -228,12 +247,12 @@ class _MpiServerEnd(ServerEnd):
 
     def _poll(self) -> list[int]:
         self._half_here.update(MPI.Request.Testsome(self._headers) or ())
-        whole = [w for w in sorted(self._half_here) if _all_here(self._parts[w], self._statuses[w], w + 1)]
+        whole = [w for w in sorted(self._half_here) if _all_here(self._parts[w], self._statuses[w], self._ranks[w])]
         for worker in whole:
             self._half_here.remove(worker)
             arrived = sum(status.Get_count(MPI.BYTE) for status in self._statuses[worker])
             packet = self._pushes[worker]
-            check_received(packet, sender=worker + 1, kinds=(Kind.PUSH, Kind.LEAVE), arrived=arrived)
+            check_received(packet, sender=self._ranks[worker], kinds=(Kind.PUSH, Kind.LEAVE), arrived=arrived)
             if arrived:
                 packet.parts.stage_in()
         return whole
@@ -245,10 +264,10 @@ class _MpiServerEnd(ServerEnd):
         if empty:
             _start([self._release_headers[worker]])
             MPI.Request.Waitall(self._empty)  # tiny, and long gone
-            self._empty = [self._comm.Isend(_EMPTY, worker + 1, Tag.RELEASE_PART) for _ in parts.wire]
+            self._empty = [self._comm.Isend(_EMPTY, self._ranks[worker], Tag.RELEASE_PART) for _ in parts.wire]
             return
         _start([self._release_headers[worker]])
-        sends = self._outbox(parts).to(worker)
+        sends = self._outbox(parts).to(self._ranks[worker])
         for place in parts.outgoing():
             _start([sends[place]])
 

@@ -30,3 +30,41 @@ def test_the_published_configurations_have_the_staleness_that_they_say() -> None
             assert [f"{block} dsp({config})", f"staleness {updates} differ"] in [
                 [line.split(") ")[0] + ")", line[line.index("staleness") :]] for line in done.out.splitlines()
             ]
+
+
+USES = Path(__file__).with_name("programs") / "pipeline_uses.py"
+
+
+def test_a_model_is_cut_by_its_times_at_names_on_the_meta_device_and_with_shared_parameters(tmp_path: Path) -> None:
+    done = mpirun(USES, 3, str(tmp_path / "model.pt"), "auto", "exported", "meta", "language", timeout=240)
+    assert done.code == 0, done.err
+    assert done.out.splitlines() == ["auto 0.0", "exported 122 2", "meta True", "language 0.000000 True"]
+
+
+def test_copies_of_a_pipeline_train_as_one_on_the_joined_batch() -> None:
+    done = mpirun(USES, 4, "-", "replicas", timeout=120)
+    assert done.code == 0, done.err
+    name, difference, samples = done.out.split()
+    assert (name, samples) == ("replicas", "80")
+    assert float(difference) < 1e-6
+
+
+FAILS = Path(__file__).with_name("programs") / "pipeline_fails.py"
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("raises", "rank 1 (block 1) step 4 failed:\nTraceback"),
+        ("killed", "rank 1"),
+        ("shape", "rank 1 (block 1) step 4 failed:\nTraceback"),
+        ("order", "got batch"),
+        ("larger", "batch 9 from rank 0 to rank 1: its tensors changed from 128 bytes of float32 to 256 bytes"),
+        ("nan", "rank 2 (block 2) step 10 failed: the loss is nan"),
+    ],
+)
+def test_a_block_that_fails_ends_the_job_and_is_named(how: str, said: str) -> None:
+    done = mpirun(FAILS, 3, how, timeout=60)
+    assert done.code not in (None, 0), done.err
+    assert said in done.err
+    assert done.err.count("Traceback") == (how in ("raises", "shape"))

@@ -14,7 +14,7 @@ from torch.func import functional_call
 from stalempi.errors import ConfigError, NonFiniteError
 from stalempi.pipeline.block import Block
 from stalempi.pipeline.schedules import BP, DSP, FR, GPipe, PipeDream, Schedule, TwoBW
-from stalempi.pipeline.update import UpdateOptions, Updater
+from stalempi.pipeline.update import UpdateOptions, Updater, trained
 
 from .nets import loss_of
 
@@ -36,8 +36,9 @@ def make(
     autocast: torch.dtype | None = None,
     seed: int = 0,
 ) -> Block:
-    trained = [p for p in module.parameters() if p.requires_grad]
-    updater = Updater(module, torch.optim.SGD(trained, lr=lr) if trained else None, UpdateOptions(loss_scale=scale))
+    parameters = trained(module)
+    optimizer = torch.optim.SGD(parameters.values(), lr=lr) if parameters else None
+    updater = Updater(parameters, optimizer, UpdateOptions(loss_scale=scale))
     last = loss_of if number == blocks - 1 else None
     return Block(
         module, number, blocks, schedule, updater, loss=last, running_stats=running_stats, autocast=autocast, seed=seed

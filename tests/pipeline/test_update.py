@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from stalempi.errors import ConfigError
-from stalempi.pipeline.update import UpdateOptions, Updater
+from stalempi.pipeline.update import UpdateOptions, Updater, trained
 
 
 def make(options: UpdateOptions | None = None, *, lr: float = 1.0) -> tuple[nn.Linear, Updater]:
     torch.manual_seed(0)
     module = nn.Linear(3, 2)
-    return module, Updater(module, torch.optim.SGD(module.parameters(), lr=lr), options)
+    return module, Updater(trained(module), torch.optim.SGD(module.parameters(), lr=lr), options)
 
 
 def change(module: nn.Linear, updater: Updater) -> Tensor:
@@ -67,7 +67,7 @@ def test_gradients_that_share_memory_are_kept_apart() -> None:
             self.a, self.b = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(3))
 
     module = Sum()
-    updater = Updater(module, torch.optim.SGD(module.parameters(), lr=1.0), UpdateOptions(loss_scale=2.0))
+    updater = Updater(trained(module), torch.optim.SGD(module.parameters(), lr=1.0), UpdateOptions(loss_scale=2.0))
     for _ in range(2):
         a, b = torch.autograd.grad((module.a + module.b).sum(), [module.a, module.b])
         updater.gather({"a": a, "b": b}, 4)
@@ -139,7 +139,7 @@ def test_the_learning_rate_follows_the_samples_so_far() -> None:
 def test_each_group_keeps_its_own_rate() -> None:
     module = nn.Linear(3, 2)
     groups = [{"params": [module.weight], "lr": 1.0}, {"params": [module.bias], "lr": 0.1}]
-    updater = Updater(module, torch.optim.SGD(groups), UpdateOptions(schedule=lambda samples: 0.5))
+    updater = Updater(trained(module), torch.optim.SGD(groups), UpdateOptions(schedule=lambda samples: 0.5))
     before = module.bias.detach().clone()
     updater.gather(gradients(1.0), 1)
     assert all_near(change(module, updater), 0.5)
@@ -149,9 +149,9 @@ def test_each_group_keeps_its_own_rate() -> None:
 def test_frozen_parameters_and_blocks_without_any_are_left_alone() -> None:
     module = nn.Linear(3, 2)
     module.bias.requires_grad_(False)
-    updater = Updater(module, torch.optim.SGD([module.weight], lr=1.0))
+    updater = Updater(trained(module), torch.optim.SGD([module.weight], lr=1.0))
     assert list(updater.parameters) == ["weight"]
-    empty = Updater(nn.Tanh(), None)
+    empty = Updater({}, None)
     empty.gather({}, 8)
     empty.step()
     assert (empty.updates, empty.samples) == (1, 8)
@@ -162,20 +162,22 @@ def test_replicas_agree_on_the_mean_before_it_is_clipped() -> None:
     module = nn.Linear(3, 2)
     given: list[int] = []
 
-    def agree(found: list[Tensor]) -> None:
+    def agree(found: list[Tensor], samples: int) -> int:
         given.append(len(found))
         for gradient in found:
             gradient.add_(1.0)
+        return 3 * samples
 
     optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
-    updater = Updater(module, optimizer, UpdateOptions(clip_value=1.25, loss_scale=2.0), agree=agree)
+    updater = Updater(trained(module), optimizer, UpdateOptions(clip_value=1.25, loss_scale=2.0), agree=agree)
     updater.gather(gradients(1.0), 1)
     assert all_near(change(module, updater), 1.25)
     assert given == [2]
+    assert updater.samples == 3
 
 
 @pytest.mark.parametrize("name", ["clip_norm", "clip_value", "loss_scale"])
 @pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan])
 def test_limits_are_above_zero_and_finite(name: str, value: float) -> None:
     with pytest.raises(ConfigError, match=f"{name} must be above 0 and finite, got"):
-        replace(UpdateOptions(), **{name: value})
+        replace(UpdateOptions(), **{name: value})  # type: ignore[arg-type]

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from stalempi.errors import ConfigError
 from stalempi.simulate.figures import Figures
-from stalempi.simulate.learning import Point
 from stalempi.simulate.sweep import Interval, Outcome, Row, pareto_front, parse_policies, parse_policy, sweep
+from stalempi.train.evaluate import Point
 
 
 @pytest.mark.parametrize(

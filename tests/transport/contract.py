@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
 from stalempi.transport.base import Parts, Transport
@@ -178,6 +179,52 @@ def sums_and_tickets_are_those_of_all_ranks(transport: Transport) -> None:
     end.close()
 
 
+def a_broadcast_comes_from_any_rank(transport: Transport) -> None:
+    for root in range(RANKS):
+        tensors = payload((5, 1_000_000), fill=root + 3 if transport.rank == root else 0)
+        transport.broadcast(Parts(tensors), LONG, root)
+        assert {value for tensor in tensors for value in tensor.unique().tolist()} == {root + 3}
+
+
+def what_all_ranks_have_is_added_up_for_each(transport: Transport) -> None:
+    for dtype in (np.float32, np.float64, np.int64):
+        for op, expected in (("sum", 6), ("min", 1), ("max", 3)):
+            values = np.full((100, 3), transport.rank + 1, dtype=dtype)
+            transport.allreduce(values, op, LONG)
+            assert values.dtype == dtype
+            assert np.unique(values).tolist() == [expected]
+
+
+def a_rank_between_a_server_and_its_own_workers_hands_on(transport: Transport) -> None:
+    if transport.rank == 0:
+        server, parts = Server(transport, workers=[1]), parameters(40)
+        for step in range(1, 4):
+            assert server.await_messages(1) == [0]
+            assert contents(server.pushes[0]) == {10 + step}
+            server.release(0, parts, step=step)
+        server.await_leaves()
+    elif transport.rank == 1:
+        above, below = Worker(transport), Server(transport, workers=[2])
+        for step in range(1, 4):
+            assert below.await_messages(1) == [0]
+            for mine, theirs in zip(above.pushed.parts.tensors, below.pushes[0].parts.tensors, strict=True):
+                mine.copy_(theirs)
+            above.push(step)
+            assert above.end.receive(LONG)
+            below.release(0, above.released.parts, step=step)
+        below.await_leaves()
+        above.leave(3)
+    else:
+        worker = Worker(transport, server=1)
+        for step in range(1, 4):
+            for tensor in worker.pushed.parts.tensors:
+                tensor.fill_(10 + step)
+            worker.push(step)
+            assert worker.end.receive(LONG)
+            assert contents(worker.released) == {40}
+        worker.leave(3)
+
+
 CARRIED: list[Callable[[Transport], None]] = [
     everybody_gets_what_everybody_gave,
     a_broadcast_brings_the_servers_bytes_to_all,
@@ -191,5 +238,8 @@ CARRIED: list[Callable[[Transport], None]] = [
     an_empty_release_changes_no_staged_parameter,
     a_leave_brings_no_gradient,
     a_leave_brings_no_staged_gradient,
+    a_broadcast_comes_from_any_rank,
+    what_all_ranks_have_is_added_up_for_each,
+    a_rank_between_a_server_and_its_own_workers_hands_on,
     sums_and_tickets_are_those_of_all_ranks,
 ]

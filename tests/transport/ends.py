@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -36,12 +38,12 @@ def change(header: Header, changes: dict[str, int]) -> Header:
 class Server:
     """A server's end with packets of its own."""
 
-    def __init__(self, transport: Transport, *, staged: bool = False) -> None:
-        self.pushes = [
-            Packet(HEADER_BYTES + 8, Parts(payload(GRADIENT), staged=staged)) for _ in range(transport.size - 1)
-        ]
+    def __init__(self, transport: Transport, *, staged: bool = False, workers: Sequence[int] | None = None) -> None:
+        workers = workers or range(1, transport.size)
+        self.rank = transport.rank
+        self.pushes = [Packet(HEADER_BYTES + 8, Parts(payload(GRADIENT), staged=staged)) for _ in workers]
         self.headers = [bytearray(HEADER_BYTES) for _ in self.pushes]
-        self.end: ServerEnd = transport.server_end(self.pushes, self.headers)
+        self.end: ServerEnd = transport.server_end(self.pushes, self.headers, workers)
 
     def await_messages(self, count: int) -> list[int]:
         found: list[int] = []
@@ -53,14 +55,14 @@ class Server:
 
     def await_leaves(self) -> None:
         """Takes a leave from every worker and closes this end."""
-        assert self.await_messages(RANKS - 1) == [0, 1]
-        assert [Header.unpack(packet.header).kind for packet in self.pushes] == [Kind.LEAVE] * 2
+        assert self.await_messages(len(self.pushes)) == list(range(len(self.pushes)))
+        assert {Header.unpack(packet.header).kind for packet in self.pushes} == {Kind.LEAVE}
         self.end.close(LONG)
 
     def release(
         self, worker: int, parts: Parts, *, step: int, empty: bool = False, changes: dict[str, int] | None = None
     ) -> None:
-        header = Header(Kind.RELEASE, sender=0, layout=1, step=step, nbytes=0 if empty else parts.nbytes)
+        header = Header(Kind.RELEASE, sender=self.rank, layout=1, step=step, nbytes=0 if empty else parts.nbytes)
         change(header, changes or {}).pack_into(self.headers[worker])
         self.end.release(worker, parts, empty=empty)
 
@@ -68,11 +70,13 @@ class Server:
 class Worker:
     """A worker's end with packets of its own."""
 
-    def __init__(self, transport: Transport, *, staged: bool = False, sizes: tuple[int, ...] = GRADIENT) -> None:
+    def __init__(
+        self, transport: Transport, *, staged: bool = False, sizes: tuple[int, ...] = GRADIENT, server: int = 0
+    ) -> None:
         self.rank = transport.rank
         self.pushed = Packet(HEADER_BYTES + 8, Parts(payload(sizes), staged=staged))
         self.released = Packet(HEADER_BYTES, Parts(payload(PARAMETERS), staged=staged))
-        self.end: WorkerEnd = transport.worker_end(self.pushed, self.released)
+        self.end: WorkerEnd = transport.worker_end(self.pushed, self.released, server)
 
     def header(self, message: Kind, step: int, **changes: int) -> None:
         nbytes = self.pushed.parts.nbytes if message is Kind.PUSH else 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from stalempi.errors import ProtocolError, StallError
@@ -51,6 +52,12 @@ def a_broadcast_that_nobody_sends_is_given_up(transport: Transport) -> None:
     if transport.rank == 1:
         with pytest.raises(StallError, match="rank"):
             transport.broadcast(parameters(0), 0.2)
+
+
+def a_sum_that_a_rank_does_not_join_is_given_up(transport: Transport) -> None:
+    if transport.rank != 2:
+        with pytest.raises(StallError, match=r"in a sum|2 did not join"):
+            transport.allreduce(np.zeros(3), "sum", 0.2)
 
 
 def a_push_of_another_sender_is_refused(transport: Transport) -> None:
@@ -130,6 +137,7 @@ REFUSED: list[Callable[[Transport], None]] = [
     a_wait_ends_at_its_deadline,
     a_rank_that_never_comes_is_named,
     a_broadcast_that_nobody_sends_is_given_up,
+    a_sum_that_a_rank_does_not_join_is_given_up,
     a_push_of_another_sender_is_refused,
     a_push_of_another_kind_is_refused,
     a_push_that_announces_other_bytes_is_refused,

@@ -1,4 +1,4 @@
-"""Fails in the way that is named: fails.py WAY RANK."""
+"""Fails in the way that is named: fails.py WAY RANK [GROUP]."""
 
 import contextlib
 import itertools
@@ -12,7 +12,7 @@ from torch import nn
 import stalempi
 
 way, failing = sys.argv[1], int(sys.argv[2])
-context = stalempi.init()
+context = stalempi.init(group=int(sys.argv[3]) if sys.argv[3:] else 1)
 mine = context.rank == failing
 
 
