@@ -52,7 +52,7 @@ from stalempi.pipeline.schedules import (
     TwoBW,
 )
 from stalempi.pipeline.update import UpdateOptions
-from stalempi.policy import ASP, BSP, DSSP, SSP, CachedSSP, Policy
+from stalempi.policy import ASP, BSP, DSSP, SSP, Allreduce, CachedSSP, Policy
 from stalempi.stats import RunStats, WorkerStats
 from stalempi.train.evaluation import Evaluation
 from stalempi.train.loader import DataLoader
@@ -76,6 +76,7 @@ __all__ = [
     "DSSP",
     "FR",
     "SSP",
+    "Allreduce",
     "BlockOptions",
     "CachedSSP",
     "ConfigError",

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 
 from stalempi.errors import ConfigError
 from stalempi.peers import Peers
-from stalempi.roles import Role
+from stalempi.roles import Role, without_server
+from stalempi.silence import default_stall_timeout
 from stalempi.transport.base import Transport
 
 __all__ = ["Context", "Job", "current", "is_initialized", "open_jobs", "set_current"]
@@ -76,6 +77,15 @@ class Context:
     def num_shards(self) -> int:
         """Ranks that compute: each takes a shard of the data."""
         return self.role.num_shards
+
+    def without_server(self) -> Context:
+        """Returns the same where every rank works; ConfigError in a job with groups or an evaluator."""
+        if self.group_size > 1 or self.role.evaluator_rank is not None:
+            raise ConfigError(
+                "without a server there are no groups and no evaluator: leave them out of stalempi.init()"
+            )
+        peers = Peers(self.transport, first=0, timeout=default_stall_timeout())
+        return replace(self, role=without_server(self.rank, self.size), peers=peers)
 
 
 class Job(Protocol):

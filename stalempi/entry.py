@@ -63,6 +63,7 @@ def init(
     mpi = _import_mpi()
     from stalempi import abort  # noqa: PLC0415 - imports MPI, which starts it
     from stalempi.transport.mpi import MpiTransport  # noqa: PLC0415
+    from stalempi.transport.probe import choose_path  # noqa: PLC0415
 
     abort.install()
     world = comm or mpi.COMM_WORLD
@@ -83,6 +84,7 @@ def init(
         if role.shard_rank is None
         else Peers(MpiTransport(computing, first=1), first=1, timeout=default_stall_timeout()),
     )
+    found.transport.direct, found.transport.buffers = choose_path(ours, found.device)
     _divide_threads(local)
     local.Free()
     context.set_current(found)

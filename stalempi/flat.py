@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from stalempi.errors import ConfigError
 
-__all__ = ["ALIGNMENT", "MAX_BUCKET_BYTES", "Flat"]
+__all__ = ["ALIGNMENT", "MAX_BUCKET_BYTES", "Bucket", "Flat"]
 
 # Every view starts at a multiple of this many bytes, as a tensor of its own would: vectorised kernels then split
 # their work in the same places and give the same bits.
@@ -18,6 +20,22 @@ ALIGNMENT = 64
 
 # One MPI message stays below the 2^31 - 1 elements that older MPI libraries can count.
 MAX_BUCKET_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A slice of a storage.
+
+    Attributes:
+        storage: which one, by its place.
+        start, stop: where the slice lies, in bytes.
+        views: places of the views that reach into it.
+    """
+
+    storage: int
+    start: int
+    stop: int
+    views: tuple[int, ...]
 
 
 class Flat:
@@ -96,19 +114,25 @@ class Flat:
         return old
 
     def buckets(self, bucket_bytes: int) -> list[Tensor]:
-        """Cuts the storages into contiguous 1-D uint8 slices of about `bucket_bytes`, in the order of the views.
+        """Cuts the storages into contiguous 1-D uint8 slices, as `cut` says."""
+        raw = [storage.view(torch.uint8) for storage in self.storages]
+        return [raw[bucket.storage][bucket.start : bucket.stop] for bucket in self.cut(bucket_bytes)]
+
+    def cut(self, bucket_bytes: int) -> list[Bucket]:
+        """Cuts the storages into slices of about `bucket_bytes`, in the order of the views.
 
         A bucket ends where a tensor ends, so that it is complete when its last gradient is; a tensor larger than
         `bucket_bytes` is a run of buckets of its own.
         """
-        limit = min(bucket_bytes, MAX_BUCKET_BYTES)
-        found: list[Tensor] = []
-        for dtype, storage in zip(self._dtypes, self.storages, strict=True):
-            starts = [s for s, (_, _, d) in zip(self._starts, self._templates, strict=True) if d == dtype]
-            edges = [start * dtype.itemsize for start in starts] + [storage.nbytes]
-            raw = storage.view(torch.uint8)
-            cuts = _cut(edges, limit)
-            found += [raw[a:b] for a, b in itertools.pairwise(cuts) if b > a]
+        found: list[Bucket] = []
+        for number, (dtype, storage) in enumerate(zip(self._dtypes, self.storages, strict=True)):
+            views = [view for view, (_, _, d) in enumerate(self._templates) if d == dtype]
+            edges = [self._starts[view] * dtype.itemsize for view in views] + [storage.nbytes]
+            cuts = _cut(edges, min(bucket_bytes, MAX_BUCKET_BYTES))
+            for start, stop in itertools.pairwise(cuts):
+                first, last = bisect_right(edges, start) - 1, bisect_left(edges, stop)
+                if stop > start:
+                    found.append(Bucket(number, start, stop, tuple(views[first:last])))
         return found
 
 

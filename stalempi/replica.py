@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from stalempi.errors import ConfigError
-from stalempi.flat import Flat
+from stalempi.flat import MAX_BUCKET_BYTES, Flat
 from stalempi.transport.base import Packet, Parts
-from stalempi.transport.message import HEADER_BYTES
+from stalempi.transport.message import HEADER_BYTES, Buffer
 
 __all__ = ["DEFAULT_BUCKET_BYTES", "Replica", "difference"]
 
@@ -28,6 +28,7 @@ class Replica:
         model: the model, already on its device.
         optimizer: the torch optimizer over (some of) its parameters.
         bucket_bytes: about how many bytes one message carries.
+        direct: whether MPI takes the memory of the GPU on which the model is.
 
     Attributes:
         trained: the parameters that the optimizer holds, each once, in the model's order.
@@ -37,10 +38,12 @@ class Replica:
     Parameters that the optimizer does not hold stay where they are; they only travel once, from the server at joining.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, *, bucket_bytes: int) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, *, bucket_bytes: int, direct: bool = False
+    ) -> None:
         if bucket_bytes < 1:
             raise ConfigError(f"bucket_bytes must be at least 1, got {bucket_bytes}")
-        self.model, self.optimizer, self.bucket_bytes = model, optimizer, bucket_bytes
+        self.model, self.optimizer, self.bucket_bytes, self._direct = model, optimizer, bucket_bytes, direct
         named = dict(model.named_parameters())
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         missing = held - {id(p) for p in named.values()}
@@ -79,25 +82,36 @@ class Replica:
         fixed = [p.data.contiguous() for p in self._fixed.values()]
         for p, values in zip(self._fixed.values(), fixed, strict=True):
             p.data = values
-        flat = [values.view(-1).view(torch.uint8) for values in fixed if values.numel()]
-        return Parts([*self.params.buckets(1 << 26), *self.buffers.buckets(1 << 26), *flat])
+        flat = [
+            piece
+            for values in fixed
+            for piece in values.view(-1).view(torch.uint8).split(MAX_BUCKET_BYTES)
+            if piece.numel()
+        ]
+        return Parts([*self.params.buckets(1 << 26), *self.buffers.buckets(1 << 26), *flat], direct=self._direct)
 
     def push_packet(self, gradients: Flat, buffers: Flat) -> Packet:
         """Returns the place of one worker's pushes: header, hyper-parameters, touched flags, gradients, buffers."""
-        parts = Parts([*gradients.buckets(self.bucket_bytes), *buffers.buckets(self.bucket_bytes)])
-        return Packet(HEADER_BYTES + 8 * self._hyper_count + len(self.trained), parts)
+        buckets = [*gradients.buckets(self.bucket_bytes), *buffers.buckets(self.bucket_bytes)]
+        parts = Parts(buckets, direct=self._direct)
+        return Packet(self.header_bytes, parts)
+
+    @property
+    def header_bytes(self) -> int:
+        """Size of what goes before a gradient: header, hyper-parameters, touched flags."""
+        return HEADER_BYTES + 8 * self._hyper_count + len(self.trained)
 
     def release_parts(self) -> Parts:
         """Returns the parameters as a release carries them."""
-        return Parts(self.params.buckets(self.bucket_bytes))
+        return Parts(self.params.buckets(self.bucket_bytes), direct=self._direct)
 
-    def hyper(self, packet: Packet) -> NDArray[np.float64]:
+    def hyper(self, header: Buffer) -> NDArray[np.float64]:
         """Returns the place of the hyper-parameters in a push's header, float64."""
-        return np.frombuffer(packet.header, np.float64, self._hyper_count, HEADER_BYTES)
+        return np.frombuffer(header, np.float64, self._hyper_count, HEADER_BYTES)
 
-    def touched(self, packet: Packet) -> NDArray[np.bool_]:
+    def touched(self, header: Buffer) -> NDArray[np.bool_]:
         """Returns the place of the flags, one per trained parameter: whether it has a gradient in this step."""
-        return np.frombuffer(packet.header, np.bool_, len(self.trained), HEADER_BYTES + 8 * self._hyper_count)
+        return np.frombuffer(header, np.bool_, len(self.trained), HEADER_BYTES + 8 * self._hyper_count)
 
     def read_hyper(self) -> list[float]:
         """Returns the numeric hyper-parameters of all groups, in the order that `write_hyper` takes."""
@@ -116,6 +130,21 @@ class Replica:
                 width = _width(group[key])
                 taken, rest = rest[:width], rest[width:]
                 group[key] = _like(group[key], taken)
+
+    def step_with(self, hyper: Sequence[float], factor: float) -> None:
+        """Takes the optimizer's step with `hyper` and its rate times `factor`; the optimizer's own come back."""
+        own, rates = self.read_hyper(), [group["lr"] for group in self.optimizer.param_groups]
+        other = list(hyper) != own
+        if other:
+            self.write_hyper(hyper)
+        if factor != 1.0:
+            for group in self.optimizer.param_groups:
+                group["lr"] = group["lr"] * factor
+        self.optimizer.step()
+        if other:
+            self.write_hyper(own)
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
 
     def _group_keys(self) -> list[tuple[dict[str, Any], list[str]]]:
         return list(zip(self.optimizer.param_groups, self._hyper_keys, strict=True))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from stalempi.errors import ConfigError
 
-__all__ = ["SERVER_RANK", "Role", "assign_block", "assign_role"]
+__all__ = ["SERVER_RANK", "Role", "assign_block", "assign_role", "without_server"]
 
 SERVER_RANK = 0
 
@@ -25,6 +25,7 @@ class Role:
         evaluator_rank: the rank that evaluates; None if there is none.
         block: the block of the model that is pinned to this rank, in a model-parallel job; None in another.
         replica: which copy of the pipeline this rank belongs to.
+        has_server: whether rank 0 serves; else it computes like the others.
     """
 
     rank: int
@@ -33,6 +34,7 @@ class Role:
     evaluator_rank: int | None = None
     block: int | None = None
     replica: int = 0
+    has_server: bool = True
 
     def __str__(self) -> str:
         if self.block is not None:
@@ -46,7 +48,7 @@ class Role:
     @property
     def is_server(self) -> bool:
         """Whether this rank holds the parameters and decides who may go on."""
-        return self.rank == SERVER_RANK and self.block is None
+        return self.rank == SERVER_RANK and self.block is None and self.has_server
 
     @property
     def is_evaluator(self) -> bool:
@@ -67,7 +69,7 @@ class Role:
     def shard_rank(self) -> int | None:
         """Number among the ranks that compute, 0 .. num_shards - 1: each has data of its own; else None."""
         is_computing = not (self.is_server or self.is_evaluator or self.block is not None)
-        return self.rank - 1 if is_computing else None
+        return self.rank - self.has_server if is_computing else None
 
     @property
     def num_shards(self) -> int:
@@ -126,3 +128,8 @@ def assign_block(rank: int, size: int, blocks: int | None = None) -> Role:
             f"{size} rank(s) do not divide into pipelines of {blocks} block(s): start a multiple of {blocks} ranks"
         )
     return Role(rank, num_workers=0, block=rank % blocks, replica=rank // blocks)
+
+
+def without_server(rank: int, size: int) -> Role:
+    """Returns the role of `rank` where every rank works."""
+    return Role(rank, num_workers=size, has_server=False)

@@ -39,8 +39,8 @@ class Slot:
         self.gradients: Flat = gradients or replica.params.like()
         self.buffers: Flat = buffers or replica.buffers.like()
         self.packet: Packet = packet or replica.push_packet(self.gradients, self.buffers)
-        self.hyper = replica.hyper(self.packet)
-        self.touched = replica.touched(self.packet)
+        self.hyper = replica.hyper(self.packet.header)
+        self.touched = replica.touched(self.packet.header)
         self.release_header = bytearray(HEADER_BYTES)
         self.push: Header | None = None
         self.version = 0

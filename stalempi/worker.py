@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import cmath
 import math
 import time
 from collections.abc import Callable
 
-import torch
-from torch import Tensor
-
 from stalempi.errors import ConfigError, ProtocolError, StallError
+from stalempi.gradients import GradientBook
 from stalempi.group import Group, LeaderEnd
 from stalempi.replica import Replica
 from stalempi.transport.base import Packet, Transport, WorkerEnd
@@ -52,7 +49,7 @@ class Worker:
         self._rank, self._stall_timeout, self._schedule = transport.rank, stall_timeout, schedule
         self._push = replica.push_packet(self.gradients, replica.buffers)
         self._release = Packet(HEADER_BYTES, replica.release_parts())
-        self._hyper, self._touched = replica.hyper(self._push), replica.touched(self._push)
+        self._hyper, self._touched = replica.hyper(self._push.header), replica.touched(self._push.header)
         group = group or Group()
         self._end: WorkerEnd = (
             LeaderEnd(replica, transport, group, self.gradients, self._push, self._release)
@@ -63,28 +60,12 @@ class Worker:
         self.stopping = False
         self.waited = 0.0
         self.owed = False
-        self._was_touched = [False] * len(replica.trained)
-        self._watched = [False] * len(replica.trained)
+        self._book = GradientBook(replica.trained, self.gradients)
         self.zero_grad()
-
-    def _watch(self) -> None:
-        """Notes which parameters get a gradient, since a view that stays zero does not tell."""
-
-        def note(place: int) -> None:
-            self._was_touched[place] = True
-
-        for place, parameter in enumerate(self.replica.trained):
-            if parameter.requires_grad and not self._watched[place]:  # one that was frozen may have thawed
-                self._watched[place] = True
-                parameter.register_post_accumulate_grad_hook(lambda _, place=place: note(place))
 
     def zero_grad(self) -> None:
         """Sets all gradients to zero and makes them views of the flat storage again."""
-        self._watch()
-        self.gradients.zero()
-        for parameter, view in zip(self.replica.trained, self.gradients.views, strict=True):
-            parameter.grad = view
-        self._was_touched = [False] * len(self._was_touched)
+        self._book.zero()
 
     def step(self, *, samples: int, loss: float = math.nan) -> None:
         """Pushes the gradient, which stands for `samples` samples, and returns with the new parameters in the model.
@@ -93,10 +74,10 @@ class Worker:
         """
         if samples < 1:
             raise ConfigError(f"a gradient stands for at least 1 sample, got {samples}: leave out steps without data")
-        self._collect()
+        self._book.collect(self._touched)
         self._hyper[:] = self.replica.read_hyper()
         header = self._header(Kind.PUSH, samples=samples, nbytes=self._push.parts.nbytes, loss=loss)
-        header.flags = Flag.NONE if self._is_finite() else Flag.NONFINITE
+        header.flags = Flag.NONE if self._book.is_finite() else Flag.NONFINITE
         header.step = self.step_count = self.step_count + 1
         header.pack_into(self._push.header)
         self._pushed = header
@@ -126,25 +107,6 @@ class Worker:
             waited=self.waited,
         )
 
-    @torch.no_grad()
-    def _collect(self) -> None:
-        """Makes the flat gradients hold what the parameters' `.grad` hold, however the user has set those."""
-        for place, (parameter, view) in enumerate(zip(self.replica.trained, self.gradients.views, strict=True)):
-            gradient: Tensor | None = parameter.grad
-            if gradient is None:
-                view.zero_()
-            elif gradient is not view:
-                view.copy_(gradient.to_dense())
-                parameter.grad = view
-                self._was_touched[place] = True
-            elif parameter.requires_grad and not self._watched[place]:
-                self._was_touched[place] = bool(view.any())  # thawed since zero_grad
-            self._touched[place] = gradient is not None and self._was_touched[place]
-
-    def _is_finite(self) -> bool:
-        """One pass over each storage: a sum is finite only if every element is (or the sum itself overflows)."""
-        return all(cmath.isfinite(s.sum().item()) or bool(torch.isfinite(s).all()) for s in self.gradients.storages)
-
     def _await_release(self) -> None:
         began = time.perf_counter()
         if not self._end.receive(self._stall_timeout):
@@ -167,13 +129,7 @@ class Worker:
         for parameter, has_gradient in zip(self.replica.trained, self._touched, strict=True):
             if not has_gradient:
                 parameter.grad = None
-        groups = self.replica.optimizer.param_groups
-        rates = [group["lr"] for group in groups]
         factor = self._schedule(self.global_samples - self._pushed.samples) if self._schedule else 1.0
-        for group in groups:
-            group["lr"] = group["lr"] * factor
-        self.replica.optimizer.step()
-        for group, rate in zip(groups, rates, strict=True):
-            group["lr"] = rate
+        self.replica.step_with(self.replica.read_hyper(), factor)
         for parameter, gradient in zip(self.replica.trained, gradients, strict=True):
             parameter.grad = gradient

@@ -7,12 +7,11 @@ import pytest
 import stalempi
 
 PUBLIC = """
-ASP BP BSP BlockOptions CachedSSP ConfigError Context DDG DNI DSP DSSP DataLoader DistributedOptimizer
+ASP Allreduce BP BSP BlockOptions CachedSSP ConfigError Context DDG DNI DSP DSSP DataLoader DistributedOptimizer
 DistributedSampler Evaluation FR GPipe NonFiniteError OneForwardOneBackward PipeDream Pipeline PipelineStats Policy
 ProtocolError RunStats SSP Schedule StalempiError StallError TwoBW UpdateOptions WorkerStats __version__ allreduce
-barrier broadcast_object broadcast_optimizer_state broadcast_parameters device group_rank group_size init
-is_evaluator is_initialized is_server local_rank local_size num_shards num_workers rank run shard_rank shutdown size
-worker_rank
+barrier broadcast_object broadcast_optimizer_state broadcast_parameters device group_rank group_size init is_evaluator
+is_initialized is_server local_rank local_size num_shards num_workers rank run shard_rank shutdown size worker_rank
 """.split()
 
 

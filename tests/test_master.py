@@ -16,6 +16,7 @@ from stalempi.server import Server
 from stalempi.train.optimizer import DistributedOptimizer
 from stalempi.transport.base import Parts
 from stalempi.transport.inproc import InprocTransport, run_ranks
+from stalempi.worker import Worker
 
 from .job import make_context
 
@@ -170,7 +171,7 @@ def test_a_slow_receiver_gets_the_parameters_of_its_version_whole(size: int) -> 
             for _ in range(6):
                 fill(model, -1.0)  # each update adds 1 to every element, so a value is a version
                 optimizer.step(samples=1)
-                assert optimizer._worker is not None
+                assert isinstance(optimizer._worker, Worker)
                 got[context.worker_rank].append((optimizer._worker.version, model.weight.detach().clone()))
                 threading.Event().wait(0.025 * (1 + context.worker_rank))
 

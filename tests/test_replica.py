@@ -85,10 +85,10 @@ def test_whole_and_tensor_numbers_come_back_as_such() -> None:
 def test_hyper_parameters_and_flags_have_places_of_their_own_behind_the_header() -> None:
     replica = make(nn.Linear(3, 2))
     packet = replica.push_packet(replica.params.like(), replica.buffers)
-    replica.hyper(packet)[:] = replica.read_hyper()
-    replica.touched(packet)[:] = [True, False]
-    assert replica.hyper(packet).tolist() == replica.read_hyper()
-    assert replica.touched(packet).tolist() == [True, False]
+    replica.hyper(packet.header)[:] = replica.read_hyper()
+    replica.touched(packet.header)[:] = [True, False]
+    assert replica.hyper(packet.header).tolist() == replica.read_hyper()
+    assert replica.touched(packet.header).tolist() == [True, False]
     assert not any(packet.header[:HEADER_BYTES])
 
 

@@ -18,7 +18,7 @@ STANDARD = set(sys.stdlib_module_names)
 PURE = {"errors", "roles", "version"} | {
     f"pipeline.{name}" for name in ("actions", "dryrun", "partition", "queues", "schedules", "sizing")
 }
-MPI = {"entry", "abort", "transport.links", "transport.mpi"}
+MPI = {"entry", "abort", "transport.collective", "transport.links", "transport.mpi", "transport.probe"}
 OUTSIDE = {0: set[str](), 1: {"torch", "torchvision", "numpy", "PIL"}, 2: {"torch", "numpy", "mpi4py"}}
 
 

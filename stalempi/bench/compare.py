@@ -95,9 +95,10 @@ class _Setting:
 def compare(context: click.Context, /, **words: Any) -> None:
     """Compare policies over seeds, under a virtual clock or, with --real, in jobs of stalempi-bench train.
 
-    A policy is written as bsp[:BACKUP], asp, ssp:BOUND, ssp-cached:BOUND or
-    dssp:LOWER:UPPER[:CONTROLLER[:PREDICTOR]]. All meet the same delays. The row "clairvoyant" is the best that a policy
-    under the largest bound of those compared could do if it knew the future.
+    A policy is written as bsp[:BACKUP], asp, ssp:BOUND, ssp-cached:BOUND,
+    dssp:LOWER:UPPER[:CONTROLLER[:PREDICTOR]] or, with --real, allreduce. All meet the same delays. The
+    row "clairvoyant" is the best that a policy under the largest bound of those compared could do if it knew the
+    future.
     """
     given = options_given(context)
     refuse_idle(given)
@@ -116,6 +117,8 @@ def compare(context: click.Context, /, **words: Any) -> None:
     if out:
         need_matplotlib()
         check_writable(out)
+    if not real and (strays := [label for label in labels if not parse_policy(label).has_server]):
+        raise ConfigError(f"{strays[0]} is for --real: in virtual time take bsp, which decides the same, with a server")
     runs = _real_runs(words, launch) if real else None
     if runs and launch.dry_run:
         click.echo("".join(runs.command_line(label, seed) for label in labels for seed in seeds), nl=False)

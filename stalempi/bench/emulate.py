@@ -11,16 +11,16 @@ from stalempi.errors import ConfigError
 __all__ = ["Pace", "parse_slow"]
 
 
-def parse_slow(specs: Sequence[str], ranks: int) -> dict[int, float]:
-    """Reads RANK=FACTOR words: rank 1 .. ranks - 1 of the job, factor at least 1; ConfigError otherwise."""
+def parse_slow(specs: Sequence[str], ranks: int, *, first: int = 1) -> dict[int, float]:
+    """Reads RANK=FACTOR words: rank `first` .. ranks - 1 of the job, factor at least 1; ConfigError otherwise."""
     found: dict[int, float] = {}
     for spec in specs:
         try:
             rank, factor = int(spec.partition("=")[0]), float(spec.partition("=")[2])
         except ValueError:
             raise ConfigError(f"--slow takes RANK=FACTOR, as in --slow 2=1.9, got {spec!r}") from None
-        if not 1 <= rank < ranks:
-            raise ConfigError(f"--slow {spec}: workers are ranks 1 to {ranks - 1}")
+        if not first <= rank < ranks:
+            raise ConfigError(f"--slow {spec}: workers are ranks {first} to {ranks - 1}")
         if not 1 <= factor < math.inf:
             raise ConfigError(f"--slow {spec}: give a factor of at least 1, and a finite one")
         if rank in found:

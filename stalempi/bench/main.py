@@ -16,10 +16,12 @@ __all__ = ["main"]
 _COMMANDS = {
     "train": "Train a model with a parameter server and workers.",
     "simulate": "Play a policy under a virtual clock.",
-    "doctor": "Say what is wrong with this machine, its MPI and a launch.",
     "compare": "Compare policies over scenarios and seeds.",
-    "summary": "Sum up finished runs, as of a sweep.",
+    "comm": "Measure push and release by size, beside plain MPI and gloo.",
+    "synthetic": "Measure images per second, in the words of Horovod's benchmark.",
+    "doctor": "Say what is wrong with this machine, its MPI and a launch.",
     "slurm": "Print an sbatch script, made to measure.",
+    "summary": "Sum up finished runs, as of a sweep.",
 }
 
 

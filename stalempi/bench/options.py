@@ -11,7 +11,7 @@ import click
 from stalempi.errors import ConfigError
 from stalempi.policy import CONTROLLERS, POLICIES, Policy, make_policy
 
-__all__ = ["FiniteRange", "parse_shares", "policy_from", "policy_options"]
+__all__ = ["FiniteRange", "parse_shares", "policy_from", "policy_options", "policy_options_with"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -30,9 +30,9 @@ class FiniteRange(click.FloatRange):
         return number
 
 
-def policy_options(function: F) -> F:
-    """Adds --policy and the options of every policy to a click command."""
-    for option in (
+def policy_options_with(default: str) -> Callable[[F], F]:
+    """Adds --policy, with this default, and the options of every policy to a click command."""
+    options: list[Callable[[F], F]] = [
         click.option("--backup", type=int, help="bsp: a round goes on without the slowest BACKUP workers."),
         click.option("--narrow", metavar="BEGIN:END", help="dssp: bring UPPER down to LOWER between so many pushes."),
         click.option("--predictor", help="dssp: last, ema[:b] or mean-std[:z], of a worker's next interval."),
@@ -40,10 +40,20 @@ def policy_options(function: F) -> F:
         click.option("--upper", type=int, help="dssp: largest staleness threshold [default: 15]."),
         click.option("--lower", type=int, help="dssp: smallest staleness threshold [default: 3]."),
         click.option("--bound", type=int, help="ssp: largest gap at which a worker may start an iteration."),
-        click.option("--policy", type=click.Choice(list(POLICIES)), default="dssp", show_default=True),
-    ):
-        function = option(function)
-    return function
+        click.option("--policy", type=click.Choice(list(POLICIES)), default=default, show_default=True),
+    ]
+
+    def add(function: F) -> F:
+        for option in options:
+            function = option(function)
+        return function
+
+    return add
+
+
+def policy_options(function: F) -> F:
+    """Adds --policy and the options of every policy to a click command."""
+    return policy_options_with("dssp")(function)
 
 
 def policy_from(words: dict[str, Any]) -> Policy:

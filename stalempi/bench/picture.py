@@ -1,11 +1,11 @@
-"""Draws the comparison of policies: throughput against staleness with the Pareto front, accuracy against time."""
+"""Draws the comparison of policies (throughput, staleness, accuracy), and what an exchange takes by its size."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from stalempi.simulate.sweep import Row, pareto_front
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["draw", "need_matplotlib"]
+__all__ = ["draw", "draw_exchange", "need_matplotlib"]
 
 
 def need_matplotlib() -> None:
@@ -68,3 +68,21 @@ def _accuracy_against_time(axes: Axes, rows: Sequence[Row], colours: dict[str, s
     axes.set_ylabel("test accuracy")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
+
+
+def draw_exchange(rows: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
+    """Writes the picture of `stalempi-bench comm` to `path` (PNG): the time of each rival against the bytes."""
+    need_matplotlib()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415  (an extra)
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    figure = Figure(figsize=(7, 5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot(1, 1, 1)
+    for name in dict.fromkeys(name for row in rows for name in row["timings"]):
+        points = [(row["bytes"], 1e3 * row["timings"][name]["seconds"]) for row in rows if name in row["timings"]]
+        axes.plot([x for x, _ in points], [y for _, y in points], marker="o", label=name)
+    axes.set(xscale="log", yscale="log", xlabel="bytes pushed, and released", ylabel="time (ms)", title=title)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    figure.savefig(path, dpi=130)

@@ -23,7 +23,7 @@ _LIMIT = 3600.0  # seconds after which a run is given up
 
 @dataclass(frozen=True)
 class RealRuns:
-    """What all runs have in common: the number of ranks, and train's words but for policy and seed."""
+    """What all runs have in common: train's words but for policy and seed; ranks, one less without a server."""
 
     ranks: int
     words: Sequence[str]
@@ -43,7 +43,7 @@ class RealRuns:
         """Calls stalempi-bench train and returns what it printed."""
         policy = parse_policy(label)
         given = [word for key, value in policy.options().items() if key != "eps" for word in (f"--{key}", str(value))]
-        command = [sys.executable, "-m", "stalempi.bench", "train", "-n", str(self.ranks)]
+        command = [sys.executable, "-m", "stalempi.bench", "train", "-n", str(self.ranks - (not policy.has_server))]
         command += ["--policy", policy.name, *given, *self.words, "--seed", str(seed), *words]
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_LIMIT, check=False

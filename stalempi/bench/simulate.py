@@ -90,6 +90,8 @@ def simulate(context: click.Context, /, **words: Any) -> None:
     refuse_idle(given)
     as_json, record, file = words.pop("as_json"), words.pop("record"), words.pop("trace")
     policy = policy_from(words)
+    if not policy.has_server:
+        raise ConfigError(f"--policy {policy.name} has no server to play: take bsp, which decides the same")
     if file is not None and (stray := given - _BESIDE_TRACE):
         options = ", ".join(sorted(f"--{key.replace('_', '-')}" for key in stray))
         raise ConfigError(f"--trace brings its own workers, times and end: leave {options} out")

@@ -69,7 +69,7 @@ _count = click.IntRange(min=1)
 @click.option("--trace", type=click.Path(path_type=Path, dir_okay=False), help="Write every event to this file.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Write result.json and model.pt here.")
 def train(**words: Any) -> None:
-    """Train a model with a parameter server on rank 0 and workers on the other ranks.
+    """Train a model with a parameter server on rank 0 and workers on the other ranks; allreduce: only workers.
 
     Without a launcher, -n starts the ranks; under mpirun or srun this is one of them.
     """
@@ -87,7 +87,7 @@ def train(**words: Any) -> None:
     if launched:
         run_rank(options, ranks)
         return
-    parse_slow(options.slow, ranks - options.evaluator)
+    parse_slow(options.slow, ranks - options.evaluator, first=int(policy.has_server))
     if options.out:
         check_writable(options.out)
     if options.trace and not options.trace.parent.is_dir():

@@ -18,7 +18,7 @@ from stalempi.bench.emulate import Pace, parse_slow
 from stalempi.bench.progress import Display
 from stalempi.bench.report import check_writable, environment, print_summary, write_results
 from stalempi.bench.virtual import plain_warnings
-from stalempi.context import current
+from stalempi.context import Context, current
 from stalempi.correction import Correction, make_correction
 from stalempi.entry import parse_device
 from stalempi.errors import ConfigError
@@ -79,6 +79,12 @@ class TrainOptions:
         check_model_name(self.model, text=self.dataset in TEXT)
         if self.device is not None:
             parse_device(self.device)
+        if not self.policy.has_server and self.trace:
+            raise ConfigError(f"--trace records what a server decides, and {self.policy.name} has none: leave it out")
+        if not self.policy.has_server and (self.group > 1 or self.evaluator):
+            raise ConfigError(f"--group and --evaluator are of a job with a server, and {self.policy.name} has none")
+        if not self.policy.has_server and self.correction != "none":
+            raise ConfigError(f"--correction mends stale gradients, and under {self.policy.name} none is stale")
         if self.scenario and self.emulate_ms:
             raise ConfigError("give one of --scenario and --emulate-ms: both say how long an iteration takes")
         if self.scenario and find_scenario(self.scenario).dies:
@@ -126,8 +132,11 @@ def run_rank(options: TrainOptions, ranks: int | None) -> None:
     context = stalempi.init(device=options.device, group=options.group, evaluator=options.evaluator)
     if ranks not in (None, context.size):
         raise ConfigError(f"-n {ranks}, but the launcher started {context.size} ranks: leave -n out under a launcher")
-    slow = parse_slow(options.slow, 1 + context.num_shards)
-    if context.is_server and options.out:
+    context = context if options.policy.has_server else context.without_server()
+    slow = parse_slow(
+        options.slow, options.policy.has_server + context.num_shards, first=int(options.policy.has_server)
+    )
+    if context.rank == 0 and options.out:
         check_writable(options.out)
     torch.manual_seed(options.seed)
     data = load_dataset(
@@ -141,19 +150,19 @@ def run_rank(options: TrainOptions, ranks: int | None) -> None:
     options.check_shards(data, context.num_shards)
     model = build_model(options.model, num_classes=data.num_classes, input_shape=data.input_shape)
     model.to(context.device)
-    if context.is_server:
-        _serve(options, data, model)
+    pace = Pace(slow.get(context.rank, 1.0), options.emulate_ms, scenario=_scenario(options, context))
+    if context.rank == 0:
+        _lead(options, data, model, pace)
     elif context.is_evaluator:
         _distribute(options, data, model, make_correction(options.correction)).evaluate()
     else:
-        pace = Pace(slow.get(context.rank, 1.0), options.emulate_ms, scenario=_scenario(options))
-        _work(options, data, model, pace)
+        optimizer = _distribute(options, data, model, make_correction(options.correction))
+        _work(options, data, model, optimizer, pace)
 
 
-def _scenario(options: TrainOptions) -> Callable[[float], float] | None:
+def _scenario(options: TrainOptions, context: Context) -> Callable[[float], float] | None:
     """Returns how long this worker's iterations take by the scenario, in seconds; the same draws as when simulated."""
-    context = current()
-    if options.scenario is None:
+    if options.scenario is None or context.worker_rank is None:
         return None
     scenario, unit = find_scenario(options.scenario), options.iteration_ms / 1e3
     workload = scenario.workload(context.num_workers, seed=options.seed, horizon=1.0, unit=unit)
@@ -200,12 +209,14 @@ def _optimizer(options: TrainOptions, model: nn.Module) -> torch.optim.Optimizer
     )
 
 
-def _work(options: TrainOptions, data: Data, model: nn.Module, pace: Pace) -> None:
+def _work(
+    options: TrainOptions, data: Data, model: nn.Module, optimizer: stalempi.DistributedOptimizer, pace: Pace
+) -> None:
     context = current()
     sampler = stalempi.DistributedSampler(len(data.train), seed=options.seed)
     loader = stalempi.DataLoader(data.train, options.batch_size, sampler=sampler)
     torch.manual_seed(options.seed + context.rank)  # dropout differs between workers
-    with _distribute(options, data, model, make_correction(options.correction)) as optimizer:
+    with optimizer:
         while not optimizer.done:
             for x, y in loader:
                 pace.begin()
@@ -219,7 +230,8 @@ def _work(options: TrainOptions, data: Data, model: nn.Module, pace: Pace) -> No
                     break
 
 
-def _serve(options: TrainOptions, data: Data, model: nn.Module) -> None:
+def _lead(options: TrainOptions, data: Data, model: nn.Module, pace: Pace) -> None:
+    """Serves, or works as the one that reports where there is no server, and says what came out."""
     watchers: list[Callable[[Event, list[Decision]], None]] = []
 
     def observe(event: Event, decisions: list[Decision]) -> None:
@@ -228,6 +240,7 @@ def _serve(options: TrainOptions, data: Data, model: nn.Module) -> None:
 
     correction = make_correction(options.correction)
     optimizer = _distribute(options, data, model, correction, observe)
+    context = current()
     _print_start(options, data)
     if correction:
         click.echo(f"correction {correction.name}: {correction.nbytes / 2**20:.1f} MiB more on the server")
@@ -242,8 +255,11 @@ def _serve(options: TrainOptions, data: Data, model: nn.Module) -> None:
             )
         )
         stack.enter_context(plain_warnings())
-        stats = optimizer.serve()
-    _finish(options, model, stats, optimizer.evaluate())
+        if context.is_server:
+            optimizer.serve()
+        else:
+            _work(options, data, model, optimizer, pace)
+    _finish(options, model, optimizer.stats, optimizer.evaluate())
 
 
 def _print_start(options: TrainOptions, data: Data) -> None:
@@ -252,7 +268,8 @@ def _print_start(options: TrainOptions, data: Data) -> None:
     groups += ", an evaluator" if options.evaluator else ""
     click.echo(
         f"stalempi {stalempi.__version__}: {options.policy}, {context.num_workers} worker(s){groups}, {options.model} "
-        f"on {data.name} ({len(data.train)} samples), {context.transport.description}, {context.device.type}"
+        f"on {data.name} ({len(data.train)} samples), {context.transport.description}, {context.device.type}, "
+        f"messages from {context.transport.buffers}"
     )
 
 
@@ -284,7 +301,7 @@ def _finish(options: TrainOptions, model: nn.Module, stats: RunStats, evaluation
         "snapshots_skipped": evaluation.skipped,
         "emulated": labels,
         "options": options.report(),
-        "environment": environment(context.transport.description),
+        "environment": environment(context.transport.description) | {"buffers": context.transport.buffers},
     }
     write_results(options.out, result, model)
     click.echo(f"written: {options.out / 'result.json'}, {options.out / 'model.pt'}")

@@ -89,6 +89,7 @@ class Policy(ABC):
     """
 
     name: ClassVar[str]
+    has_server: ClassVar[bool] = True  # False: every rank is a worker, and all add up together
     clocks: Clocks
 
     def start(self, num_workers: int, now: float) -> list[Decision]:

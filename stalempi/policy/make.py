@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 
 from stalempi.errors import ConfigError
+from stalempi.policy.allreduce import Allreduce
 from stalempi.policy.asp import ASP
 from stalempi.policy.base import Policy
 from stalempi.policy.bsp import BSP
@@ -14,7 +15,7 @@ from stalempi.policy.ssp import SSP
 
 __all__ = ["POLICIES", "make_policy"]
 
-POLICIES: dict[str, type[Policy]] = {kind.name: kind for kind in (BSP, ASP, SSP, CachedSSP, DSSP)}
+POLICIES: dict[str, type[Policy]] = {kind.name: kind for kind in (BSP, ASP, SSP, CachedSSP, DSSP, Allreduce)}
 
 
 def make_policy(name: str, **options: object) -> Policy:

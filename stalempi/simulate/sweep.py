@@ -14,7 +14,7 @@ from stalempi.train.evaluate import Point
 
 __all__ = ["Interval", "Outcome", "Row", "pareto_front", "parse_policies", "parse_policy", "sweep"]
 
-_POSITIONAL = {"bsp": ("backup",), "asp": (), "ssp": ("bound",), "ssp-cached": ("bound",)}
+_POSITIONAL = {"bsp": ("backup",), "asp": (), "ssp": ("bound",), "ssp-cached": ("bound",), "allreduce": ()}
 
 # Two-sided 95% quantiles of Student's t for 1 .. 30 degrees of freedom; beyond, the normal one is within 2%.
 _T95 = (
@@ -106,8 +106,8 @@ def parse_policies(text: str) -> list[str]:
 def parse_policy(text: str) -> Policy:
     """Makes a policy from one word: its name, and its options after colons.
 
-    bsp[:BACKUP], asp, ssp:BOUND, ssp-cached:BOUND, dssp:LOWER:UPPER[:CONTROLLER[:PREDICTOR[:PARAMETER]]], where
-    PREDICTOR is ema, last or mean-std.
+    bsp[:BACKUP], asp, ssp:BOUND, ssp-cached:BOUND, allreduce,
+    dssp:LOWER:UPPER[:CONTROLLER[:PREDICTOR[:PARAMETER]]], where PREDICTOR is ema, last or mean-std.
     """
     name, *words = text.split(":")
     if name not in POLICIES:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+from torch import Tensor
+
 from stalempi.errors import ConfigError
 from stalempi.replica import Replica
 from stalempi.simulate.agenda import Agenda, Kind
@@ -150,6 +152,9 @@ class VirtualTransport(Transport):
         end = _WorkerEnd(self._job, self.rank, push, release)
         self._job.ends.append(end)
         return end
+
+    def peer_end(self, ticket: bytearray, tickets: bytearray, sums: Sequence[Tensor]) -> NoReturn:
+        raise ConfigError("ranks in virtual time share one thread and cannot meet: take BSP, which decides the same")
 
     def close(self) -> None:
         pass

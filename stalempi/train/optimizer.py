@@ -16,13 +16,15 @@ from stalempi.context import Context
 from stalempi.correction import Correction
 from stalempi.errors import ConfigError
 from stalempi.group import Group, check_groups
+from stalempi.peer import Peer
+from stalempi.policy import Allreduce
 from stalempi.policy.base import Decision, Event, Policy
 from stalempi.replica import DEFAULT_BUCKET_BYTES, Replica, difference
 from stalempi.server import Server, ServerOptions
 from stalempi.silence import default_stall_timeout
 from stalempi.stats import RunStats
 from stalempi.train.evaluation import Evaluation
-from stalempi.train.samples import count_samples
+from stalempi.train.samples import SampleCount, count_samples
 from stalempi.train.snapshots import Album, Critic, Exhibition, Gallery
 from stalempi.worker import Worker
 
@@ -41,7 +43,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         optimizer: any torch optimizer that needs no closure; on a worker it only holds the hyper-parameters, which
             travel with each push, so that a torch LR scheduler on a worker takes effect.
         model: its model, on the device where this rank computes. A worker receives parameters into it.
-        policy: when a worker may go on: BSP(), ASP(), SSP(bound), DSSP(lower, upper).
+        policy: when a worker may go on: BSP(), ASP(), SSP(bound), DSSP(lower, upper); or Allreduce(), under which there
+            is no server, and every rank is a worker until `close`.
         total_samples: global samples after which `done` becomes true on workers; None: no limit.
         schedule: factor of the learning rate as a function of global samples, the same for every policy.
         nonfinite: "raise" ends the job at a gradient with NaN or infinity, "skip" counts it and goes on.
@@ -50,7 +53,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         evaluation: what is measured of the model along the way, and how often; see `stalempi.Evaluation`.
         stall_timeout: seconds after which a silent rank ends the job; STALEMPI_STALL_TIMEOUT or 600 by default.
         context: the rank to be; the one of `init` by default.
-        observe: called on the server with each event and the decisions that followed.
+        observe: called on rank 0 with each event and the decisions that followed.
 
     Raises ConfigError if a value cannot be used, or if the ranks' models or options differ (it says how).
     """
@@ -71,7 +74,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         context: Context | None = None,
         observe: Callable[[Event, list[Decision]], None] | None = None,
     ) -> None:
-        self._context = context or contexts.current()
+        self._outer = context or contexts.current()
+        self._context = self._outer if policy.has_server else self._outer.without_server()
         _check_optimizer(optimizer)
         timeout = stall_timeout if stall_timeout is not None else default_stall_timeout()
         role = self._context.role
@@ -86,12 +90,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.param_groups = optimizer.param_groups
         self.state = optimizer.state
-        self._replica = Replica(model, optimizer, bucket_bytes=bucket_bytes)
+        self._replica = Replica(model, optimizer, bucket_bytes=bucket_bytes, direct=self._context.transport.direct)
         self._closed = self._evaluated = False
         check_groups(policy, role.group_size)
         if role.evaluator_rank and not evaluation:
             raise ConfigError("the job has an evaluator rank, and nothing for it to do: give evaluation=...")
         self._evaluation = evaluation
+        if correction and not policy.has_server:
+            raise ConfigError(f"correction {correction.name} has nothing to mend: under {policy} no gradient is stale")
         self._join(
             [
                 f"groups of {role.group_size}, evaluator {role.evaluator_rank}",
@@ -104,12 +110,24 @@ class DistributedOptimizer(torch.optim.Optimizer):
             timeout,
         )
         self._server: Server | None = None
-        self._worker: Worker | None = None
+        self._worker: Worker | Peer | None = None
         self._gallery: Gallery | None = None
         self._critic: Critic | None = None
         self._observe = observe
         transport = self._context.transport
-        if role.is_server:
+        self._seen = SampleCount() if role.shard_rank is None else count_samples(model)
+        if isinstance(policy, Allreduce):
+            self._worker = Peer(
+                self._replica,
+                transport,
+                policy=policy,
+                options=options,
+                seen=lambda: self._seen.seen,
+                observe=self._watch if role.rank == 0 else None,
+            )
+            if evaluation and role.rank == 0:
+                self._gallery = Album(self._worker, evaluation)
+        elif role.is_server:
             self._server = Server(
                 self._replica, policy, transport, options=options, correction=correction, observe=self._watch
             )
@@ -124,7 +142,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             patience = (3 if role.group_rank else 2) * timeout  # who is behind another waits longer, and lets it speak
             group = Group(role.pushes_to, role.takes_from, timeout)
             self._worker = Worker(self._replica, transport, stall_timeout=patience, schedule=schedule, group=group)
-            self._seen = count_samples(model)
+        self._take_role(self._outer, self._context)
         contexts.open_jobs.append(self)
 
     def _join(self, options: list[str], timeout: float) -> None:
@@ -164,8 +182,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def stats(self) -> RunStats:
-        """What has happened so far (server only)."""
-        return self._need_server("stats").stats
+        """What has happened so far (on the server; on every rank where there is none)."""
+        return self._worker.stats if isinstance(self._worker, Peer) else self._need_server("stats").stats
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Zeroes the gradients in place, as views of what is sent; `set_to_none` is torch's and has no effect."""
@@ -190,13 +208,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 result = closure()
             if isinstance(result, (float, torch.Tensor)):
                 loss = float(result.detach()) if isinstance(result, torch.Tensor) else result
-        seen = self._seen.take()
-        worker.step(samples=samples if samples is not None else max(1, seen), loss=loss)
+        worker.step(samples=samples if samples is not None else max(1, self._seen.seen), loss=loss)
+        self._seen.take()
         return result
 
     def snapshot(self) -> dict[str, torch.Tensor]:
-        """Returns a copy of the model's state_dict as it is now, running statistics combined (server only)."""
-        self._need_server("snapshot").combine_buffers()
+        """Returns a copy of the model's state_dict as it is now, running statistics combined (server only).
+
+        Where there is no server, any rank may call it; the running statistics are this rank's own until `close`.
+        """
+        if not isinstance(self._worker, Peer):
+            self._need_server("snapshot").combine_buffers()
         return {name: value.detach().clone() for name, value in self._replica.model.state_dict().items()}
 
     def serve(self) -> RunStats:
@@ -214,11 +236,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Returns what was measured along the way, see `curve`; for the evaluator, and for the server after `serve`.
 
         The evaluator measures what the server sends it until training is over, while that goes on. Without one the
-        server measures here what it has kept. The model is the final one when this returns.
+        server measures here what it has kept; so does rank 0, after `close`, where there is no server. The model is the
+        final one when this returns.
         """
         evaluation = self._evaluation
-        if evaluation is None or self._worker or (self._server and not self._closed):
-            raise ConfigError("evaluate needs evaluation=..., and is for the server after serve and for the evaluator")
+        works = self._worker and not (isinstance(self._worker, Peer) and self._context.rank == 0)
+        if evaluation is None or works or not (self._closed or self._critic):
+            raise ConfigError(
+                "evaluate needs evaluation=..., and is for the server after serve and for the evaluator "
+                "(without a server, for rank 0 after close)"
+            )
         if self._evaluated:
             return evaluation
         self._evaluated = True
@@ -247,7 +274,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _retire(self) -> None:
         self._closed = True
+        self._take_role(self._context, self._outer)
         contexts.open_jobs.remove(self)
+
+    @staticmethod
+    def _take_role(before: Context, after: Context) -> None:
+        """Makes `after` this rank's context for everybody, if `before` is."""
+        if contexts.is_initialized() and contexts.current() is before:
+            contexts.set_current(after)
 
     def __enter__(self) -> DistributedOptimizer:
         return self
@@ -265,7 +299,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise ConfigError(f"{what} is for the server, but this is {self._context.role}: see stalempi.is_server()")
         return self._server
 
-    def _need_worker(self, what: str) -> Worker:
+    def _need_worker(self, what: str) -> Worker | Peer:
         if self._worker is None or self._closed:
             raise ConfigError(f"{what} is for a worker that has not left; this rank is {self._context.role}")
         return self._worker

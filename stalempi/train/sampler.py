@@ -48,7 +48,10 @@ class DistributedSampler(Sampler[int]):
         if worker_rank is None:
             worker_rank = current().shard_rank
         if worker_rank is None:
-            raise ConfigError(f"this rank is the {current().role} and takes no samples: make samplers on workers only")
+            raise ConfigError(
+                f"this rank is the {current().role} and takes no samples: make samplers on workers only, "
+                "and under Allreduce after the optimizer"
+            )
         _check_worker(num_workers, worker_rank)
         if self.size < num_workers:
             raise ConfigError(f"{self.size} samples are too few for {num_workers} workers: start fewer workers")

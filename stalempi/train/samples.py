@@ -20,6 +20,11 @@ class SampleCount:
         """Counts `samples` more."""
         self._seen += samples
 
+    @property
+    def seen(self) -> int:
+        """Samples since they were last taken."""
+        return self._seen
+
     def take(self) -> int:
         """Returns the count and begins at 0 again."""
         seen, self._seen = self._seen, 0

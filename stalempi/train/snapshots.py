@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from stalempi.errors import StallError
 from stalempi.flat import Flat
+from stalempi.peer import Peer
 from stalempi.replica import Replica
 from stalempi.server import Server
 from stalempi.train.evaluate import Point
@@ -66,9 +67,9 @@ def _places(replica: Replica) -> tuple[Packet, Packet, tuple[NDArray[np.float64]
 
 
 class Gallery(ABC):
-    """Takes snapshots of a server's model when they are due."""
+    """Takes snapshots of a server's model when they are due; of rank 0's where there is no server."""
 
-    def __init__(self, server: Server, evaluation: Evaluation) -> None:
+    def __init__(self, server: Server | Peer, evaluation: Evaluation) -> None:
         self._server, self._replica, self._evaluation = server, server.replica, evaluation
 
     def look(self, now: float) -> None:
@@ -100,7 +101,7 @@ class Gallery(ABC):
 class Album(Gallery):
     """Keeps the snapshots, to measure them after training; each takes host memory for a copy of the model."""
 
-    def __init__(self, server: Server, evaluation: Evaluation) -> None:
+    def __init__(self, server: Server | Peer, evaluation: Evaluation) -> None:
         super().__init__(server, evaluation)
         self._kept: list[_Snapshot] = []
 

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -19,45 +19,71 @@ from torch import Tensor
 
 from stalempi.errors import ProtocolError
 from stalempi.transport.message import Header, Kind
+from stalempi.transport.staging import Copier, copier_for
 
-__all__ = ["Numbers", "Packet", "Parts", "ServerEnd", "Transport", "WorkerEnd", "check_received"]
+__all__ = ["Numbers", "Packet", "Parts", "PeerEnd", "ServerEnd", "Transport", "WorkerEnd", "check_received"]
 
 Numbers = NDArray[np.float32] | NDArray[np.float64] | NDArray[np.int64]
 
 
 class Parts:
-    """Contiguous 1-D uint8 tensors as they travel: themselves, or through pinned host memory if they are on a GPU.
+    """Contiguous 1-D uint8 tensors as they travel: themselves, or through pinned host memory.
+
+    Args:
+        tensors: all on one device.
+        staged: whether they go through host memory; by default those on a GPU do, unless they go `direct`.
+        direct: MPI takes the memory of their GPU.
+        copier: copies beside the computation; that of their device by default.
 
     Attributes:
         tensors: where the values live.
         wire: what the transport reads and writes; the same tensors unless they are staged.
+        nbytes: bytes of all.
+        staged: whether they go through host memory.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], *, staged: bool | None = None) -> None:
+    def __init__(
+        self,
+        tensors: Sequence[Tensor],
+        *,
+        staged: bool | None = None,
+        direct: bool = False,
+        copier: Copier | None = None,
+    ) -> None:
         self.tensors = list(tensors)
         self.nbytes = sum(t.nbytes for t in self.tensors)
-        self._on_gpu = any(t.is_cuda for t in self.tensors)
-        self.staged = self._on_gpu if staged is None else staged
-        self.wire = [self._mirror(t) for t in self.tensors] if self.staged else self.tensors
+        device = self.tensors[0].device if self.tensors else torch.device("cpu")
+        self.staged = (device.type == "cuda" and not direct) if staged is None else staged
+        self._copier = copier or copier_for(device)
+        self.wire = [self._copier.mirror(t) for t in self.tensors] if self.staged else self.tensors
 
-    def _mirror(self, tensor: Tensor) -> Tensor:
-        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self._on_gpu)
+    def outgoing(self) -> Iterator[int]:
+        """Yields each part's place as soon as `wire` holds its values, while those after it are still being copied."""
+        if not self.staged:
+            self._copier.mark().synchronize()
+            yield from range(len(self.wire))
+            return
+        copies = [self._copier.copy_out(host, here) for host, here in zip(self.wire, self.tensors, strict=True)]
+        for place, copied in enumerate(copies):
+            copied.synchronize()
+            yield place
 
     def stage_out(self) -> None:
         """Makes `wire` hold the values; returns when it does."""
-        if self.staged:
-            for tensor, mirror in zip(self.tensors, self.wire, strict=True):
-                mirror.copy_(tensor, non_blocking=True)
-        if self._on_gpu:
-            torch.cuda.current_stream().synchronize()
+        for _ in self.outgoing():
+            pass
 
     def stage_in(self) -> None:
-        """Brings what arrived in `wire` to the tensors."""
+        """Brings what arrived in `wire` to the tensors; returns when it is there."""
         if self.staged:
-            for tensor, mirror in zip(self.tensors, self.wire, strict=True):
-                tensor.copy_(mirror, non_blocking=True)
-            if self._on_gpu:
-                torch.cuda.current_stream().synchronize()
+            copies = [self._copier.copy_in(here, host) for host, here in zip(self.wire, self.tensors, strict=True)]
+            for copied in copies:
+                copied.synchronize()
+
+    def make_room(self) -> None:
+        """Returns when no kernel that was started uses `wire`, so that a receive into it may be posted."""
+        if not self.staged:
+            self._copier.mark().synchronize()
 
 
 class Packet:
@@ -123,17 +149,45 @@ class ServerEnd(ABC):
         """Completes what is on its way (StallError after `timeout` seconds) and frees what the transport holds."""
 
 
+class PeerEnd(ABC):
+    """A rank's side where there is no server: sums over all ranks, each of which begins the same ones in one order."""
+
+    @abstractmethod
+    def sum(self, place: int) -> None:
+        """Begins to replace the sums' tensor at `place` by its sum over all ranks; returns at once."""
+
+    @abstractmethod
+    def exchange(self) -> None:
+        """Begins to give every rank's ticket to all; returns at once."""
+
+    @abstractmethod
+    def progress(self) -> None:
+        """Lets what is on its way move on."""
+
+    @abstractmethod
+    def receive(self, timeout: float) -> bool:
+        """Waits up to `timeout` seconds until all that was begun is complete; returns whether it is."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Frees what the transport holds; nothing may be on its way."""
+
+
 class Transport(ABC):
     """What joins the ranks of a job; a server's and its workers' ends may be opened between any two ranks.
 
     Attributes:
         rank, size: place and number.
         description: the library in use, in words.
+        direct: whether the memory of this rank's GPU is sent and received as it is.
+        buffers: which memory messages are sent from, in words.
     """
 
     rank: int
     size: int
     description: str
+    direct: bool = False
+    buffers: str = "host memory"
 
     @abstractmethod
     def allgather(self, data: bytes, timeout: float) -> list[bytes]:
@@ -162,6 +216,16 @@ class Transport(ABC):
     @abstractmethod
     def worker_end(self, push: Packet, release: Packet, server: int = 0) -> WorkerEnd:
         """Opens a worker's side towards rank `server`."""
+
+    @abstractmethod
+    def peer_end(self, ticket: bytearray, tickets: bytearray, sums: Sequence[Tensor]) -> PeerEnd:
+        """Opens this rank's side of a job without a server.
+
+        Args:
+            ticket: what this rank gives in an exchange.
+            tickets: where every rank's arrives, by rank.
+            sums: 1-D float32 or float64 tensors in host memory, of the same sizes on every rank.
+        """
 
     @abstractmethod
     def close(self) -> None:

@@ -14,10 +14,12 @@ from typing import TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from stalempi.errors import StallError
 from stalempi.pipeline.link import Lane, Links, LocalLink, Receiver, Sender
-from stalempi.transport.base import Numbers, Packet, Parts, ServerEnd, Transport, WorkerEnd, check_received
+from stalempi.transport.base import Numbers, Packet, Parts, PeerEnd, ServerEnd, Transport, WorkerEnd, check_received
+from stalempi.transport.meetings import InprocPeerEnd, Meetings
 from stalempi.transport.message import Kind
 
 __all__ = ["InprocTransport", "run_ranks"]
@@ -41,11 +43,13 @@ class _Hub:
     to_server: dict[int, queue.SimpleQueue[tuple[int, int]]] = field(default_factory=dict)
     to_worker: list[queue.SimpleQueue[_Release]] = field(init=False)
     links: dict[tuple[int, int, Lane], LocalLink] = field(default_factory=dict)
+    meetings: Meetings = field(init=False)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self.barrier = threading.Barrier(self.size, action=self.here.clear)
         self.gathered = [b""] * self.size
+        self.meetings = Meetings(self.size)
         self.opened = [threading.Event() for _ in range(self.size)]
         self.to_worker = [queue.SimpleQueue() for _ in range(self.size)]
 
@@ -124,6 +128,9 @@ class InprocTransport(Transport, Links):
     def worker_end(self, push: Packet, release: Packet, server: int = 0) -> WorkerEnd:
         self._hub.opened[self.rank].wait(60)
         return _InprocWorkerEnd(self._hub, (self.rank, server), push, release)
+
+    def peer_end(self, ticket: bytearray, tickets: bytearray, sums: Sequence[Tensor]) -> PeerEnd:
+        return InprocPeerEnd(self._hub.meetings, self.rank, (ticket, tickets), sums)
 
     def sender(self, rank: int, lane: Lane, depth: int, *, timeout: float) -> Sender:
         del depth, timeout

@@ -37,6 +37,7 @@ class Tag(enum.IntEnum):
     RELEASE_HEADER = 3
     RELEASE_PART = 4
     STATE = 5
+    PROBE = 6
 
 
 # magic, kind, flags, sender, layout | step, version, samples, nbytes | loss, waited

@@ -11,11 +11,15 @@ from typing import TypeAlias, cast
 import numpy as np
 import torch
 from mpi4py import MPI
+from numpy.typing import NDArray
+from torch import Tensor
 
 from stalempi.errors import ProtocolError, StallError
+from stalempi.flat import MAX_BUCKET_BYTES
 from stalempi.pipeline.link import Lane, Links, Receiver, Sender
 from stalempi.transport.backoff import wait_for
-from stalempi.transport.base import Numbers, Packet, Parts, ServerEnd, Transport, WorkerEnd, check_received
+from stalempi.transport.base import Numbers, Packet, Parts, PeerEnd, ServerEnd, Transport, WorkerEnd, check_received
+from stalempi.transport.collective import MpiPeerEnd
 from stalempi.transport.links import MpiReceiver, MpiSender, Progress
 from stalempi.transport.message import Kind, Tag
 
@@ -23,6 +27,7 @@ __all__ = ["MpiTransport"]
 
 Requests: TypeAlias = list[MPI.Request]
 SERVER = 0
+MAX_MESSAGE_BYTES = MAX_BUCKET_BYTES
 _OPERATIONS = {"sum": MPI.SUM, "min": MPI.MIN, "max": MPI.MAX}
 _EMPTY = np.empty(0, dtype=np.uint8)
 
@@ -74,8 +79,8 @@ class MpiTransport(Transport, Links):
 
     def _send_bytes(self, data: bytes, rank: int, timeout: float) -> None:
         size = np.array([len(data)], dtype=np.int64)
-        body = np.frombuffer(data, dtype=np.uint8)
-        requests = [self._comm.Isend(b, dest=rank, tag=Tag.STATE) for b in (size, body)]
+        pieces = _pieces(np.frombuffer(data, dtype=np.uint8))
+        requests = [self._comm.Isend(b, dest=rank, tag=Tag.STATE) for b in (size, *pieces)]
         self._complete(requests, rank, timeout)
 
     def _receive_bytes(self, rank: int, timeout: float) -> bytes:
@@ -85,11 +90,13 @@ class MpiTransport(Transport, Links):
 
     def _receive_body(self, size: int, rank: int, timeout: float) -> bytes:
         body = np.empty(size, dtype=np.uint8)
-        self._complete([self._comm.Irecv(body, source=rank, tag=Tag.STATE)], rank, timeout)
+        requests = [self._comm.Irecv(piece, source=rank, tag=Tag.STATE) for piece in _pieces(body)]
+        self._complete(requests, rank, timeout)
         return body.tobytes()
 
     def broadcast(self, parts: Parts, timeout: float, root: int = 0) -> None:
         if self.rank != root:
+            parts.make_room()
             requests = [self._comm.Irecv(part, source=root, tag=Tag.STATE) for part in parts.wire]
             self._complete(requests, root, timeout)
             parts.stage_in()
@@ -122,6 +129,9 @@ class MpiTransport(Transport, Links):
     def worker_end(self, push: Packet, release: Packet, server: int = SERVER) -> WorkerEnd:
         return _MpiWorkerEnd(self._comm, push, release, server)
 
+    def peer_end(self, ticket: bytearray, tickets: bytearray, sums: Sequence[Tensor]) -> PeerEnd:
+        return MpiPeerEnd(self._comm, ticket, tickets, sums)
+
     def sender(self, rank: int, lane: Lane, depth: int, *, timeout: float) -> Sender:
         return MpiSender(self._comm, rank, lane, depth, progress=self._links, timeout=timeout)
 
@@ -150,9 +160,12 @@ class _MpiWorkerEnd(WorkerEnd):
         self._sent = self._begun = False
 
     def push(self) -> None:
+        self._release.parts.make_room()
         _start([self._header, *self._parts])
-        self._push.parts.stage_out()
-        _start(self._sends)
+        header, *parts = self._sends
+        _start([header])
+        for place in self._push.parts.outgoing():
+            _start([parts[place]])
         self._sent = self._begun = False
 
     def receive(self, timeout: float) -> bool:
@@ -246,14 +259,17 @@ class _MpiServerEnd(ServerEnd):
 
     def release(self, worker: int, parts: Parts, *, empty: bool = False) -> None:
         MPI.Request.Wait(self._release_headers[worker])
+        self._pushes[worker].parts.make_room()
         _start([self._headers[worker], *self._parts[worker]])
         if empty:
             _start([self._release_headers[worker]])
             MPI.Request.Waitall(self._empty)  # tiny, and long gone
             self._empty = [self._comm.Isend(_EMPTY, self._ranks[worker], Tag.RELEASE_PART) for _ in parts.wire]
             return
-        parts.stage_out()
-        _start([self._release_headers[worker], *self._outbox(parts).to(self._ranks[worker])])
+        _start([self._release_headers[worker]])
+        sends = self._outbox(parts).to(self._ranks[worker])
+        for place in parts.outgoing():
+            _start([sends[place]])
 
     def _outbox(self, parts: Parts) -> _Outbox:
         return self._outboxes.setdefault(id(parts), _Outbox(self._comm, parts))
@@ -268,6 +284,11 @@ class _MpiServerEnd(ServerEnd):
             raise StallError(f"a release was not received within {timeout:g} s")
         for request in [*sends, *self._headers, *(r for parts in self._parts for r in parts)]:
             request.Free()
+
+
+def _pieces(data: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
+    """Cuts `data` into views that every MPI can count."""
+    return [data[start : start + MAX_MESSAGE_BYTES] for start in range(0, len(data), MAX_MESSAGE_BYTES)]
 
 
 def _start(requests: Requests) -> None:

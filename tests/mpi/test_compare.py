@@ -17,18 +17,19 @@ COMPARE = [sys.executable, "-m", "stalempi.bench", "compare", "--real"]
 
 @pytest.mark.mpi
 def test_a_real_comparison_has_figures_and_a_curve_and_nobody_who_knows_the_future() -> None:
-    words = "--learn digits --policies ssp:1 --workers 2 --seeds 1 --samples 2000 --iteration-ms 5 --json"
+    words = "--learn digits --policies ssp:1,allreduce --workers 2 --seeds 1 --samples 2000 --iteration-ms 5 --json"
     done = subprocess.run([*COMPARE, *words.split()], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    (row,) = json.loads(done.stdout)["rows"]
-    (outcome,) = row["outcomes"]
-    assert (row["label"], row["is_bound"]) == ("ssp:1", False)
-    assert outcome["figures"]["gap_max"] <= 2
-    samples = [point["samples"] for point in outcome["curve"]]
-    assert samples == sorted(samples)
-    assert len(samples) > 20
-    assert samples[-1] >= 2000
-    assert outcome["curve"][-1]["accuracy"] > outcome["curve"][0]["accuracy"]
+    rows = json.loads(done.stdout)["rows"]
+    assert [(row["label"], row["is_bound"]) for row in rows] == [("ssp:1", False), ("allreduce", False)]
+    for row, gap in zip(rows, (2, 0), strict=True):
+        (outcome,) = row["outcomes"]
+        assert outcome["figures"]["gap_max"] <= gap
+        samples = [point["samples"] for point in outcome["curve"]]
+        assert samples == sorted(samples)
+        assert len(samples) > 20
+        assert samples[-1] >= 2000
+        assert outcome["curve"][-1]["accuracy"] > outcome["curve"][0]["accuracy"]
 
 
 def test_figures_of_a_result_are_those_of_the_run() -> None:

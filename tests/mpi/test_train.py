@@ -73,3 +73,18 @@ def test_a_batch_larger_than_a_shard_is_refused_once() -> None:
     assert done.code == 2
     assert done.err.count("larger than a shard") == 1
     assert "Traceback" not in done.err
+
+
+def test_without_a_server_the_same_command_trains_on_every_rank(tmp_path: Path) -> None:
+    words = ["train", "-n", "2", "--policy", "allreduce", "--epochs", "8", "--evaluate-every", "2000"]
+    done = subprocess.run(
+        [BENCH, *words, "--out", str(tmp_path)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert "allreduce(), 2 worker(s)" in done.stdout
+    assert result["accuracy"] >= 0.9
+    assert len(result["curve"]) >= 5
+    assert result["updates"] == result["workers"][0]["iterations"] == result["workers"][1]["iterations"]
+    assert result["samples"] == sum(worker["samples"] for worker in result["workers"]) >= 8 * 1437
+    assert torch.load(tmp_path / "model.pt", weights_only=True)

@@ -16,6 +16,8 @@ from stalempi.policy import ASP, BSP, DSSP, SSP, CachedSSP, Policy, make_policy
         (make_policy("bsp"), "bsp()"),
         (make_policy("bsp", backup=1), "bsp(backup=1)"),
         (make_policy("asp"), "asp()"),
+        (make_policy("allreduce"), "allreduce()"),
+        (make_policy("allreduce", overlap=False), "allreduce(overlap=0)"),
         (make_policy("ssp", bound=3), "ssp(bound=3)"),
         (make_policy("ssp-cached", bound=3), "ssp-cached(bound=3)"),
         (make_policy("dssp", lower=3, upper=15), "dssp(lower=3, upper=15, controller=dyn, predictor=ema, eps=0.005)"),
@@ -33,7 +35,7 @@ def test_a_policy_prints_as_its_options(policy: Policy, text: str) -> None:
 @pytest.mark.parametrize(
     ("make", "line"),
     [
-        (lambda: make_policy("sync"), "policy must be one of bsp, asp, ssp, ssp-cached, dssp, got 'sync'"),
+        (lambda: make_policy("sync"), "policy must be one of bsp, asp, ssp, ssp-cached, dssp, allreduce, got 'sync'"),
         (lambda: make_policy("asp", bound=3), "policy asp has no option bound; it takes none"),
         (lambda: make_policy("ssp", lower=3), "policy ssp has no option lower; it takes bound"),
         (lambda: make_policy("dssp", lower=3), "policy dssp needs upper"),

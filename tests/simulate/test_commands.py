@@ -164,6 +164,8 @@ def test_a_picture_needs_matplotlib(run: Run, tmp_path: Path, monkeypatch: pytes
         (simulate, ["--link", "1=5:0"], "bandwidth of a link must be above 0"),
         (simulate, ["--link", "1=5", "--link", "1=6"], "worker 1 has a link already"),
         (simulate, ["--link", "4=5"], "5 links for 4 worker"),
+        (simulate, ["--policy", "allreduce"], "no server to play: take bsp"),
+        (compare, ["--policies", "asp,allreduce"], "allreduce is for --real"),
         (compare, ["--policies", "ssp"], "needs bound"),
         (compare, ["--target", "0.5"], "add --learn"),
         (compare, ["--learn", "digits", "--seconds", "5"], "leave --seconds out"),

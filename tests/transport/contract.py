@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+import torch
 
 from stalempi.transport.base import Parts, Transport
 from stalempi.transport.message import Header
@@ -160,6 +161,24 @@ def a_leave_brings_no_staged_gradient(transport: Transport) -> None:
     a_leave_brings_no_gradient(transport, staged=True)
 
 
+def sums_and_tickets_are_those_of_all_ranks(transport: Transport) -> None:
+    sums = [torch.empty(5), torch.empty(300_000, dtype=torch.float64)]
+    ticket, tickets = bytearray(2), bytearray(2 * RANKS)
+    end = transport.peer_end(ticket, tickets, sums)
+    for step in range(3):
+        for place, total in enumerate(sums):
+            total.fill_(2**transport.rank + step)
+            end.sum(place)
+            end.progress()
+            time.sleep(0.01 * ((transport.rank + step) % RANKS))  # the ranks come in another order each time
+        ticket[:] = bytes((transport.rank, step))
+        end.exchange()
+        assert end.receive(LONG)
+        assert [total.unique().tolist() for total in sums] == [[7 + 3 * step]] * 2
+        assert tickets == bytes((0, step, 1, step, 2, step))
+    end.close()
+
+
 def a_broadcast_comes_from_any_rank(transport: Transport) -> None:
     for root in range(RANKS):
         tensors = payload((5, 1_000_000), fill=root + 3 if transport.rank == root else 0)
@@ -222,4 +241,5 @@ CARRIED: list[Callable[[Transport], None]] = [
     a_broadcast_comes_from_any_rank,
     what_all_ranks_have_is_added_up_for_each,
     a_rank_between_a_server_and_its_own_workers_hands_on,
+    sums_and_tickets_are_those_of_all_ranks,
 ]

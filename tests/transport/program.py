@@ -10,6 +10,7 @@ import torch
 from mpi4py import MPI
 
 from stalempi import abort
+from stalempi.transport import mpi
 from stalempi.transport.mpi import MpiTransport
 
 from .contract import CARRIED
@@ -19,6 +20,7 @@ from .refusals import REFUSED
 def main() -> None:
     torch.set_num_threads(1)
     abort.install()
+    mpi.MAX_MESSAGE_BYTES = 30_000  # so that what the clauses gather goes in several messages
     only = sys.argv[1:]
     for clause in CARRIED + REFUSED:
         if only and clause.__name__ not in only:

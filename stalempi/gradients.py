@@ -1,0 +1,71 @@
+"""Keeps a rank's gradients flat, however the user has set them."""
+
+from __future__ import annotations
+
+import cmath
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from stalempi.flat import Flat
+
+__all__ = ["GradientBook"]
+
+
+class GradientBook:
+    """Joins the parameters' `.grad` to flat storage, and knows which of them have a gradient in this step.
+
+    Args:
+        parameters: those that are trained.
+        flat: where their gradients lie, in the same order.
+        on_ready: told the place of each parameter whose gradient backward has just added to its view in `flat`.
+    """
+
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], flat: Flat, *, on_ready: Callable[[int], None] | None = None
+    ) -> None:
+        self._parameters, self._flat, self._on_ready = parameters, flat, on_ready
+        self._touched = [False] * len(parameters)
+        self._watched = [False] * len(parameters)
+
+    def zero(self) -> None:
+        """Sets all gradients to zero and makes them views of the flat storage again."""
+        self._watch()
+        self._flat.zero()
+        for parameter, view in zip(self._parameters, self._flat.views, strict=True):
+            parameter.grad = view
+        self._touched = [False] * len(self._touched)
+
+    def _watch(self) -> None:
+        """Notes which parameters get a gradient, since a view that stays zero does not tell."""
+        for place, parameter in enumerate(self._parameters):
+            if parameter.requires_grad and not self._watched[place]:  # one that was frozen may have thawed
+                self._watched[place] = True
+                parameter.register_post_accumulate_grad_hook(lambda _, place=place: self._note(place))
+
+    def _note(self, place: int) -> None:
+        self._touched[place] = True
+        if self._on_ready and self._parameters[place].grad is self._flat.views[place]:
+            self._on_ready(place)
+
+    @torch.no_grad()
+    def collect(self, touched: NDArray[np.bool_]) -> None:
+        """Makes the flat gradients hold what the parameters' `.grad` hold; writes to `touched` which have one."""
+        for place, (parameter, view) in enumerate(zip(self._parameters, self._flat.views, strict=True)):
+            gradient: Tensor | None = parameter.grad
+            if gradient is None:
+                view.zero_()
+            elif gradient is not view:
+                view.copy_(gradient.to_dense())
+                parameter.grad = view
+                self._touched[place] = True
+            elif parameter.requires_grad and not self._watched[place]:
+                self._touched[place] = bool(view.any())  # thawed since zero
+            touched[place] = gradient is not None and self._touched[place]
+
+    def is_finite(self) -> bool:
+        """One pass over each storage: a sum is finite only if every element is (or the sum itself overflows)."""
+        return all(cmath.isfinite(s.sum().item()) or bool(torch.isfinite(s).all()) for s in self._flat.storages)
