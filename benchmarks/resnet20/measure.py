@@ -55,7 +55,9 @@ def alone(folder: Path, seed: int) -> dict[str, Any]:
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
     total = EPOCHS * len(data.train)
     schedule = StepDecay(total, DECAY)
-    loader = DataLoader(data.train, BATCH, sampler=DistributedSampler(data.train, num_workers=1, worker_rank=0, seed=seed))
+    loader = DataLoader(
+        data.train, BATCH, sampler=DistributedSampler(data.train, num_workers=1, worker_rank=0, seed=seed)
+    )
     samples, due, curve, tested, began = 0, EVERY, [], 0.0, time.monotonic()
     for _ in range(EPOCHS):
         for x, y in loader:

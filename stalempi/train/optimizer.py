@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from stalempi import context as contexts
+from stalempi.clip import Clip
 from stalempi.context import Context
 from stalempi.correction import Correction
 from stalempi.errors import ConfigError
@@ -37,19 +38,29 @@ class DistributedOptimizer(torch.optim.Optimizer):
     Args:
         optimizer: any torch optimizer that needs no closure; on a worker it only holds the hyper-parameters, which
             travel with each push, so that a torch LR scheduler on a worker takes effect.
-        model: its model, on the device where this rank computes. A worker receives parameters into it.
+        model: its model, on the device where this rank computes. A worker receives parameters into it. One that
+            torch.compile returned stands for the model inside, so that not every rank has to compile.
         policy: when a worker may go on: BSP(), ASP(), SSP(bound), DSSP(lower, upper).
         total_samples: global samples after which `done` becomes true on workers; None: no limit.
         schedule: factor of the learning rate as a function of global samples, the same for every policy.
         nonfinite: "raise" ends the job at a gradient with NaN or infinity, "skip" counts it and goes on.
+        clip_norm, clip_value: largest 2-norm and largest element of each gradient that the server applies: under BSP
+            the mean of all workers', else one worker's. By value comes first.
         correction: mends stale gradients on the server; see `stalempi.correction` for what each costs.
         bucket_bytes: about how many bytes one message carries.
         stall_timeout: seconds after which a silent rank ends the job; STALEMPI_STALL_TIMEOUT or 600 by default.
         context: the rank to be; the one of `init` by default.
         observe: called on the server with each event and the decisions that followed.
 
+    A torch.amp.GradScaler works as ever: `scaler.step(optimizer)`, `scaler.update()`. A step in which it finds infinity
+    or NaN is an empty push: the clock goes on and nothing is applied.
+
     Raises ConfigError if a value cannot be used, or if the ranks' models or options differ (it says how).
     """
+
+    # GradScaler then always calls `step`, with `found_inf` and `grad_scale` set for that call; else it would leave out
+    # steps, and the other workers would wait for this one's push.
+    _step_supports_amp_scaling = True
 
     def __init__(  # noqa: PLR0913 - the one place where a user states everything
         self,
@@ -60,6 +71,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         total_samples: int | None = None,
         schedule: Callable[[int], float] | None = None,
         nonfinite: str = "raise",
+        clip_norm: float | None = None,
+        clip_value: float | None = None,
         correction: Correction | None = None,
         bucket_bytes: int = DEFAULT_BUCKET_BYTES,
         stall_timeout: float | None = None,
@@ -69,17 +82,19 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._context = context or contexts.current()
         _check_optimizer(optimizer)
         timeout = stall_timeout if stall_timeout is not None else default_stall_timeout()
-        options = ServerOptions(total_samples, schedule, nonfinite, min(60.0, timeout / 2), timeout)
+        clip = Clip(clip_norm, clip_value) if (clip_norm, clip_value) != (None, None) else None
+        options = ServerOptions(total_samples, schedule, nonfinite, min(60.0, timeout / 2), timeout, clip=clip)
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.param_groups = optimizer.param_groups
         self.state = optimizer.state
-        self._replica = Replica(model, optimizer, bucket_bytes=bucket_bytes)
+        self._replica = Replica(_inside(model), optimizer, bucket_bytes=bucket_bytes)
         self._closed = False
         self._join(
             [
                 f"policy {policy}",
                 f"total_samples {total_samples}",
                 f"nonfinite {nonfinite}",
+                f"clip_norm {clip_norm}, clip_value {clip_value}",
                 f"correction {correction.name if correction else None}",
             ],
             timeout,
@@ -91,8 +106,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 self._replica, policy, self._context.transport, options=options, correction=correction, observe=observe
             )
         else:
-            self._worker = Worker(self._replica, self._context.transport, stall_timeout=2 * timeout, schedule=schedule)
-            self._seen = count_samples(model)
+            self._worker = Worker(
+                self._replica, self._context.transport, stall_timeout=2 * timeout, schedule=schedule, clip=clip
+            )
+            self._seen = count_samples(self._replica.model)
         contexts.open_jobs.append(self)
 
     def _join(self, options: list[str], timeout: float) -> None:
@@ -152,8 +169,19 @@ class DistributedOptimizer(torch.optim.Optimizer):
             if isinstance(result, (float, torch.Tensor)):
                 loss = float(result.detach()) if isinstance(result, torch.Tensor) else result
         seen = self._seen.take()
-        worker.step(samples=samples if samples is not None else max(1, seen), loss=loss)
+        if float(getattr(self, "found_inf", 0.0)):
+            worker.skip(loss=loss)
+        else:
+            scale = getattr(self, "grad_scale", None)
+            scale = 1.0 if scale is None else float(scale)
+            worker.step(samples=samples if samples is not None else max(1, seen), loss=loss, scale=scale)
         return result
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuses: the ranks have agreed on the groups."""
+        if hasattr(self, "_replica"):
+            raise ConfigError("parameter groups are agreed on at the start: add them to the torch optimizer before")
+        super().add_param_group(param_group)
 
     def snapshot(self) -> dict[str, torch.Tensor]:
         """Returns a copy of the model's state_dict as it is now, running statistics combined (server only)."""
@@ -215,3 +243,9 @@ def _check_optimizer(optimizer: object) -> None:
         raise ConfigError(f"optimizer must be a plain torch optimizer, got {type(optimizer).__name__}")
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ConfigError("LBFGS needs a closure on the server, which has no data: use SGD, Adam or another")
+
+
+def _inside(model: nn.Module) -> nn.Module:
+    """Returns the model that torch.compile wrapped, or `model` itself."""
+    inside = getattr(model, "_orig_mod", model)
+    return inside if isinstance(inside, nn.Module) else model

@@ -176,9 +176,10 @@ class _InprocWorkerEnd(WorkerEnd):
     def __init__(self, hub: _Hub, rank: int, push: Packet, release: Packet) -> None:
         self._hub, self._rank, self._push, self._release = hub, rank, push, release
 
-    def push(self) -> None:
-        self._push.parts.stage_out()
-        self._send(self._push.parts)
+    def push(self, *, empty: bool = False) -> None:
+        if not empty:
+            self._push.parts.stage_out()
+        self._send(None if empty else self._push.parts)
 
     def leave(self, timeout: float) -> bool:
         self._send(None)

@@ -130,13 +130,19 @@ class _MpiWorkerEnd(WorkerEnd):
         self._header: MPI.Request = comm.Recv_init(release.header, SERVER, Tag.RELEASE_HEADER)
         self._parts: Requests = [comm.Recv_init(part, SERVER, Tag.RELEASE_PART) for part in release.parts.wire]
         self._statuses = [MPI.Status() for _ in self._parts]
+        self._going = self._sends
         self._sent = self._begun = False
 
-    def push(self) -> None:
+    def push(self, *, empty: bool = False) -> None:
         _start([self._header, *self._parts])
+        self._sent = self._begun = False
+        if empty:
+            _start(self._sends[:1])
+            self._going = [self._sends[0], *self._send_empty_parts()]
+            return
         self._push.parts.stage_out()
         _start(self._sends)
-        self._sent = self._begun = False
+        self._going = self._sends
 
     def receive(self, timeout: float) -> bool:
         if not wait_for(self._is_whole, timeout, lambda: self._begun or not self._sent):
@@ -148,14 +154,16 @@ class _MpiWorkerEnd(WorkerEnd):
         return True
 
     def _is_whole(self) -> bool:
-        self._sent = self._sent or bool(MPI.Request.Testall(self._sends))
+        self._sent = self._sent or bool(MPI.Request.Testall(self._going))
         self._begun = self._begun or bool(self._header.Test())
         return self._sent and self._begun and _all_here(self._parts, self._statuses, SERVER)
 
     def leave(self, timeout: float) -> bool:
-        requests = [self._comm.Isend(self._push.header, SERVER, Tag.PUSH_HEADER)]
-        requests += [self._comm.Isend(_EMPTY, SERVER, Tag.PUSH_PART) for _ in self._push.parts.wire]
+        requests = [self._comm.Isend(self._push.header, SERVER, Tag.PUSH_HEADER), *self._send_empty_parts()]
         return wait_for(lambda: bool(MPI.Request.Testall(requests)), timeout)
+
+    def _send_empty_parts(self) -> Requests:
+        return [self._comm.Isend(_EMPTY, SERVER, Tag.PUSH_PART) for _ in self._push.parts.wire]
 
     def close(self) -> None:
         for request in [*self._sends, self._header, *self._parts]:
