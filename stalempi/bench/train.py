@@ -11,7 +11,9 @@ import click
 
 from stalempi.bench.emulate import parse_slow
 from stalempi.bench.launch import is_launched, relaunch
-from stalempi.bench.options import FiniteRange, parse_shares, policy_from, policy_options
+from stalempi.bench.logs import LEVELS
+from stalempi.bench.options import FiniteRange, policy_from, policy_options
+from stalempi.bench.recipe import recipe_from, recipe_options
 from stalempi.bench.report import check_writable
 from stalempi.bench.training import TrainOptions, run_rank
 from stalempi.correction import CORRECTIONS
@@ -34,19 +36,17 @@ _count = click.IntRange(min=1)
     "--data-dir", type=click.Path(path_type=Path), help="Where the data lies; of text, a file or a folder of .txt."
 )
 @click.option("--download", is_flag=True, help="Let torchvision fetch what is missing in --data-dir.")
-@click.option("--image-size", type=_count, help="imagefolder: size of every image, pixels.")
+@click.option("--image-size", type=_count, help="imagefolder, imagenet: size of every image, pixels.")
 @click.option("--sequence-length", type=_count, help="text: tokens (bytes) of a sample [default: 64].")
+@click.option(
+    "--loader-processes", type=click.IntRange(min=0), default=0, show_default=True, help="Per worker, to decode images."
+)
 @click.option(
     "--epochs", type=_count, default=20, show_default=True, help="Passes over the data, all workers together."
 )
 @click.option("--samples", type=_count, help="Global samples to train on, instead of --epochs.")
 @click.option("--batch-size", type=_count, default=32, show_default=True, help="Samples per worker and iteration.")
-@click.option("--optimizer", type=click.Choice(["sgd", "adam"]), default="sgd", show_default=True)
-@click.option("--lr", type=_positive, default=0.02, show_default=True)
-@click.option("--momentum", type=FiniteRange(min=0, max=1, max_open=True), default=0.5, show_default=True)
-@click.option("--weight-decay", type=FiniteRange(min=0), default=0.0, show_default=True)
-@click.option("--lr-decay", default="0.667,0.833", show_default=True, help='Shares of the global samples; "" for none.')
-@click.option("--lr-decay-factor", type=_positive, default=0.1, show_default=True)
+@recipe_options
 @click.option(
     "--correction", type=click.Choice(CORRECTIONS), default="none", show_default=True, help="Mend stale gradients."
 )
@@ -61,6 +61,16 @@ _count = click.IntRange(min=1)
 @click.option("--evaluate-every", type=_count, help="Test the model every so many global samples, after training.")
 @click.option("--stall-timeout", type=_positive, help="Seconds after which a silent rank ends the job [default: 600].")
 @click.option("--trace", type=click.Path(path_type=Path, dir_okay=False), help="Write every event to this file.")
+@click.option("--log-interval", type=_positive, default=5.0, show_default=True, help="Seconds from line to line.")
+@click.option(
+    "--log-level", type=click.Choice(LEVELS), help="Of every rank [default: info on the server, warning on workers]."
+)
+@click.option(
+    "--metrics",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write a JSON line every --log-interval to this file [default: metrics.jsonl in --out].",
+)
+@click.option("--tensorboard", type=click.Path(path_type=Path, file_okay=False), help="Write the same for TensorBoard.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Write result.json and model.pt here.")
 def train(**words: Any) -> None:
     """Train a model with a parameter server on rank 0 and a worker on every other rank.
@@ -74,16 +84,16 @@ def train(**words: Any) -> None:
     if ranks is not None and ranks < 2:
         raise ConfigError(f"-n {ranks}: a job needs at least 2 ranks, one server and one worker")
     policy = policy_from(words)
-    words["lr_decay"] = parse_shares(words["lr_decay"])
-    options = TrainOptions(policy=policy, **words)
+    options = TrainOptions(policy=policy, recipe=recipe_from(words), **words)
     if launched:
         run_rank(options, ranks)
         return
     parse_slow(options.slow, ranks)
     if options.out:
         check_writable(options.out)
-    if options.trace and not options.trace.parent.is_dir():
-        raise ConfigError(
-            f"--trace {options.trace}: there is no folder {options.trace.parent}; make it or choose another"
-        )
+    if options.tensorboard:
+        check_writable(options.tensorboard, "--tensorboard")
+    for name, file in (("--trace", options.trace), ("--metrics", options.metrics)):
+        if file and not file.parent.is_dir():
+            raise ConfigError(f"{name} {file}: there is no folder {file.parent}; make it or choose another")
     relaunch(ranks, sys.argv[1:])

@@ -14,10 +14,15 @@ import torch
 from torch import nn
 
 import stalempi
+from stalempi.bench.data import load_in_turn
 from stalempi.bench.emulate import Pace, parse_slow
 from stalempi.bench.gallery import Gallery
+from stalempi.bench.logs import log_to_stderr, logger
+from stalempi.bench.metrics import Metrics, check_board, open_sinks
 from stalempi.bench.progress import Display
+from stalempi.bench.recipe import Recipe
 from stalempi.bench.report import check_writable, environment, print_summary, write_results
+from stalempi.bench.steps import Stepper, grouped
 from stalempi.bench.virtual import plain_warnings
 from stalempi.context import current
 from stalempi.correction import Correction, make_correction
@@ -31,9 +36,7 @@ from stalempi.trace import Recorder
 from stalempi.train.data import Data
 from stalempi.train.datasets import BUILT_IN, TEXT, check_options, load_dataset
 from stalempi.train.evaluate import evaluate
-from stalempi.train.loss import cross_entropy
 from stalempi.train.models import build_model, check_model_name
-from stalempi.train.schedule import Constant, Schedule, StepDecay
 
 __all__ = ["TrainOptions", "run_rank"]
 
@@ -43,21 +46,17 @@ class TrainOptions:
     """What the user asked for; see the command's help."""
 
     policy: Policy
+    recipe: Recipe
     model: str
     dataset: str
     data_dir: Path | None
     download: bool
     image_size: int | None
     sequence_length: int | None
+    loader_processes: int
     epochs: int
     samples: int | None
     batch_size: int
-    optimizer: str
-    lr: float
-    momentum: float
-    weight_decay: float
-    lr_decay: tuple[float, ...]
-    lr_decay_factor: float
     correction: str
     seed: int
     device: str | None
@@ -68,10 +67,13 @@ class TrainOptions:
     evaluate_every: int | None
     stall_timeout: float | None
     trace: Path | None
+    log_interval: float
+    log_level: str | None
+    metrics: Path | None
+    tensorboard: Path | None
     out: Path | None
 
     def __post_init__(self) -> None:
-        self.schedule(1_000_000)
         check_model_name(self.model, text=self.dataset in TEXT)
         if self.device is not None:
             parse_device(self.device)
@@ -90,6 +92,8 @@ class TrainOptions:
             image_size=self.image_size,
             sequence_length=self.sequence_length,
         )
+        if self.tensorboard is not None:
+            check_board()
 
     def _holds_data(self, place: Path) -> bool:
         return place.is_dir() or (self.dataset == "text" and place.is_file())
@@ -97,10 +101,6 @@ class TrainOptions:
     def total_samples(self, data: Data) -> int:
         """Returns the global samples of the whole run."""
         return self.samples or self.epochs * len(data.train)
-
-    def schedule(self, total: int) -> Schedule:
-        """Returns the learning-rate factor over `total` global samples."""
-        return StepDecay(total, self.lr_decay, self.lr_decay_factor) if self.lr_decay else Constant()
 
     def check_shards(self, data: Data, num_workers: int) -> None:
         """Raises ConfigError if the smallest shard does not fill one batch; on every rank alike."""
@@ -114,6 +114,7 @@ class TrainOptions:
     def report(self) -> dict[str, Any]:
         """Returns the options as result.json holds them."""
         plain = asdict(self) | {"policy": str(self.policy)}
+        plain |= plain.pop("recipe")
         return {key: str(value) if isinstance(value, Path) else value for key, value in plain.items()}
 
 
@@ -122,17 +123,22 @@ def run_rank(options: TrainOptions, ranks: int | None) -> None:
     context = stalempi.init(device=options.device)
     if ranks not in (None, context.size):
         raise ConfigError(f"-n {ranks}, but the launcher started {context.size} ranks: leave -n out under a launcher")
+    log_to_stderr(context, options.log_level)
     slow = parse_slow(options.slow, context.size)
     if context.is_server and options.out:
         check_writable(options.out)
     torch.manual_seed(options.seed)
-    data = load_dataset(
-        options.dataset,
-        data_dir=options.data_dir,
+    data = load_in_turn(
+        lambda download: load_dataset(
+            options.dataset,
+            data_dir=options.data_dir,
+            download=download,
+            image_size=options.image_size,
+            sequence_length=options.sequence_length,
+            seed=options.seed,
+        ),
+        context,
         download=options.download,
-        image_size=options.image_size,
-        sequence_length=options.sequence_length,
-        seed=options.seed,
     )
     options.check_shards(data, context.num_workers)
     model = build_model(options.model, num_classes=data.num_classes, input_shape=data.input_shape)
@@ -168,44 +174,46 @@ def _distribute(
     correction: Correction | None,
     observe: Callable[[Event, list[Decision]], None] | None = None,
 ) -> stalempi.DistributedOptimizer:
-    total = options.total_samples(data)
+    total, recipe = options.total_samples(data), options.recipe
+    scale = recipe.scale(options.policy, current().num_workers)
     return stalempi.DistributedOptimizer(
-        _optimizer(options, model),
+        recipe.make_optimizer(model, scale),
         model=model,
         policy=options.policy,
         total_samples=total,
-        schedule=options.schedule(total),
+        schedule=recipe.factor(total, scale),
+        nonfinite=recipe.nonfinite,
+        clip_norm=recipe.clip_norm,
+        clip_value=recipe.clip_value,
         correction=correction,
         stall_timeout=options.stall_timeout,
         observe=observe,
     )
 
 
-def _optimizer(options: TrainOptions, model: nn.Module) -> torch.optim.Optimizer:
-    if options.optimizer == "adam":
-        return torch.optim.Adam(model.parameters(), lr=options.lr, weight_decay=options.weight_decay)
-    return torch.optim.SGD(
-        model.parameters(), lr=options.lr, momentum=options.momentum, weight_decay=options.weight_decay
-    )
-
-
 def _work(options: TrainOptions, data: Data, model: nn.Module, pace: Pace) -> None:
     context = current()
     sampler = stalempi.DistributedSampler(len(data.train), seed=options.seed)
-    loader = stalempi.DataLoader(data.train, options.batch_size, sampler=sampler)
+    loader = stalempi.DataLoader(
+        data.train,
+        options.batch_size,
+        sampler=sampler,
+        num_workers=options.loader_processes,
+        persistent_workers=options.loader_processes > 0,
+    )
     torch.manual_seed(options.seed + context.rank)  # dropout differs between workers
     with _distribute(options, data, model, make_correction(options.correction)) as optimizer:
+        logger.info("%d samples of %d, on %s", len(sampler), len(data.train), context.device)
+        stepper = Stepper(model, optimizer, options.recipe.amp, context.device)
         while not optimizer.done:
-            for x, y in loader:
+            for batches in grouped(loader, options.recipe.accumulate):
                 pace.begin()
-                optimizer.zero_grad()
-                loss = cross_entropy(model(x.to(context.device)), y.to(context.device))
-                loss.backward()
-                loss_value = float(loss.detach())
-                pace.end(len(x))
-                optimizer.step(samples=len(x), loss=loss_value)
+                pace.end(stepper.compute(batches))
+                stepper.push()
                 if optimizer.done:
                     break
+            logger.debug("epoch %d over at step %d", sampler.epoch, optimizer.step_count)
+    logger.info("left after %d steps", optimizer.step_count)
 
 
 def _serve(options: TrainOptions, data: Data, model: nn.Module) -> None:
@@ -218,9 +226,17 @@ def _serve(options: TrainOptions, data: Data, model: nn.Module) -> None:
     context = current()
     correction = make_correction(options.correction)
     optimizer = _distribute(options, data, model, correction, observe)
-    _print_start(options, data)
+    _log_start(options, data)
     if correction:
-        click.echo(f"correction {correction.name}: {correction.nbytes / 2**20:.1f} MiB more on the server")
+        logger.info("correction %s: %.1f MiB more on the server", correction.name, correction.nbytes / 2**20)
+
+    factor = options.recipe.factor(
+        options.total_samples(data), options.recipe.scale(options.policy, context.num_workers)
+    )
+
+    def rate() -> float:
+        return float(optimizer.param_groups[0]["lr"]) * (1.0 if optimizer.stats.updates else factor(0))
+
     with ExitStack() as stack:
         if options.trace:
             watchers.append(
@@ -228,23 +244,43 @@ def _serve(options: TrainOptions, data: Data, model: nn.Module) -> None:
             )
         watchers.append(
             stack.enter_context(
-                Display(options.total_samples(data), lambda: optimizer.stats, lambda: _largest_gap(options.policy))
+                Display(
+                    options.total_samples(data),
+                    lambda: optimizer.stats,
+                    lambda: _largest_gap(options.policy),
+                    rate,
+                    options.log_interval,
+                )
             )
         )
+        if sinks := open_sinks(options.metrics or (options.out and options.out / "metrics.jsonl"), options.tensorboard):
+            watchers.append(stack.enter_context(Metrics(lambda: optimizer.stats, rate, options.log_interval, sinks)))
         gallery = Gallery(optimizer, options.evaluate_every)
         watchers.append(gallery)
         stack.enter_context(plain_warnings())
         stats = optimizer.serve()
     accuracy, loss = evaluate(model, data.test, device=context.device)
     last = Point(stats.seconds, stats.samples, accuracy, loss)
-    _finish(options, model, stats, [*gallery.examine(model, data.test, context.device), last])
+    _finish(options, model, stats, [*gallery.examine(model, data.test, context.device), last], rate())
 
 
-def _print_start(options: TrainOptions, data: Data) -> None:
-    context = current()
-    click.echo(
-        f"stalempi {stalempi.__version__}: {options.policy}, {context.num_workers} worker(s), {options.model} on "
-        f"{data.name} ({len(data.train)} samples), {context.transport.description}, {context.device.type}"
+def _log_start(options: TrainOptions, data: Data) -> None:
+    context, recipe = current(), options.recipe
+    logger.info(
+        "stalempi %s: %s, %d worker(s), %s on %s (%d samples), %s, %s",
+        stalempi.__version__,
+        options.policy,
+        context.num_workers,
+        options.model,
+        data.name,
+        len(data.train),
+        context.transport.description,
+        context.device.type,
+    )
+    batches = recipe.batches_per_update(options.policy, context.num_workers)
+    scale = recipe.scale(options.policy, context.num_workers)
+    logger.info(
+        "an update stands for %d x %d samples; learning rate %g x %d", batches, options.batch_size, recipe.lr, scale
     )
 
 
@@ -252,8 +288,9 @@ def _largest_gap(policy: Policy) -> int:
     return max((policy.clocks.gap(worker) for worker in policy.clocks.workers()), default=0)
 
 
-def _finish(options: TrainOptions, model: nn.Module, stats: RunStats, curve: list[Point]) -> None:
+def _finish(options: TrainOptions, model: nn.Module, stats: RunStats, curve: list[Point], rate: float) -> None:
     context = current()
+    scale = options.recipe.scale(options.policy, context.num_workers)
     accuracy, loss = curve[-1].accuracy, curve[-1].loss
     if not math.isfinite(loss):
         raise stalempi.NonFiniteError(f"the test loss is {loss}: training diverged; lower --lr")
@@ -272,6 +309,7 @@ def _finish(options: TrainOptions, model: nn.Module, stats: RunStats, curve: lis
     figures = stats.report()
     result: dict[str, object] = {"accuracy": accuracy, "loss": loss, "train_loss": figures.pop("loss"), **figures}
     result |= {
+        "lr": {"asked": options.recipe.lr, "scaled": options.recipe.lr * scale, "last": rate},
         "curve": [asdict(point) for point in curve],
         "emulated": labels,
         "options": options.report(),
