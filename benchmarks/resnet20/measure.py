@@ -24,13 +24,13 @@ from stalempi.train.evaluate import evaluate
 from stalempi.train.loader import DataLoader
 from stalempi.train.models import build_model
 from stalempi.train.sampler import DistributedSampler
-from stalempi.train.schedule import StepDecay
+from stalempi.train.schedule import Cosine, Warmup
 
 SEEDS = (0, 1, 2)
 EPOCHS = 8
 BATCH = 128  # samples of one process, and of two workers under BSP together
-LR, MOMENTUM, WEIGHT_DECAY = 0.1, 0.9, 1e-4  # He et al. 2016, section 4.2; LR is for BATCH samples an update
-DECAY = (0.667, 0.833)
+LR, MOMENTUM, WEIGHT_DECAY = 0.05, 0.9, 1e-4  # LR is for BATCH samples an update
+WARMUP = 0.1
 EVERY = 10_000  # global samples between two tests
 
 # BSP's update stands for both workers' batches, any other policy's for one worker's: half the samples, half the rate.
@@ -42,7 +42,7 @@ POLICIES = {
 }
 COMMON = (
     f"-n 3 --dataset imagefolder --model resnet20 --batch-size {BATCH // 2} --epochs {EPOCHS} --momentum {MOMENTUM} "
-    f"--weight-decay {WEIGHT_DECAY} --lr-decay {','.join(map(str, DECAY))} --evaluate-every {EVERY}"
+    f"--weight-decay {WEIGHT_DECAY} --schedule cosine --warmup {WARMUP} --evaluate-every {EVERY}"
 )
 ALONE = "one process"
 
@@ -54,7 +54,8 @@ def alone(folder: Path, seed: int) -> dict[str, Any]:
     model = build_model("resnet20", num_classes=data.num_classes, input_shape=data.input_shape)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
     total = EPOCHS * len(data.train)
-    schedule = StepDecay(total, DECAY)
+    rise = round(WARMUP * total)
+    schedule = Warmup(rise) * Cosine(total, start=rise)
     loader = DataLoader(
         data.train, BATCH, sampler=DistributedSampler(data.train, num_workers=1, worker_rank=0, seed=seed)
     )
