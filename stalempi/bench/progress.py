@@ -12,7 +12,7 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from stalempi.bench.logs import logger
+from stalempi.logs import logger
 from stalempi.policy.base import Decision, Event
 from stalempi.stats import RunStats
 

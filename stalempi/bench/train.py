@@ -11,13 +11,13 @@ import click
 
 from stalempi.bench.emulate import parse_slow
 from stalempi.bench.launch import is_launched, relaunch
-from stalempi.bench.logs import LEVELS
 from stalempi.bench.options import FiniteRange, policy_from, policy_options
 from stalempi.bench.recipe import recipe_from, recipe_options
 from stalempi.bench.report import check_writable
 from stalempi.bench.training import TrainOptions, run_rank
 from stalempi.correction import CORRECTIONS
 from stalempi.errors import ConfigError
+from stalempi.logs import LEVELS
 from stalempi.simulate.scenarios import SCENARIOS
 from stalempi.train.datasets import DATASETS
 

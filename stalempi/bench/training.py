@@ -17,7 +17,6 @@ import stalempi
 from stalempi.bench.data import load_in_turn
 from stalempi.bench.emulate import Pace, parse_slow
 from stalempi.bench.gallery import Gallery
-from stalempi.bench.logs import log_to_stderr, logger
 from stalempi.bench.metrics import Metrics, check_board, open_sinks
 from stalempi.bench.progress import Display
 from stalempi.bench.recipe import Recipe
@@ -28,6 +27,7 @@ from stalempi.context import current
 from stalempi.correction import Correction, make_correction
 from stalempi.entry import parse_device
 from stalempi.errors import ConfigError
+from stalempi.logs import log_to_stderr, logger
 from stalempi.policy import Decision, Event, Policy
 from stalempi.simulate.learning import Point
 from stalempi.simulate.scenarios import find_scenario

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from stalempi.bench.logs import log_to_stderr, logger
 from stalempi.bench.progress import NARROW, Display, console
+from stalempi.logs import log_to_stderr, logger
 from stalempi.policy import Push
 from stalempi.stats import RunStats
 from stalempi.transport.inproc import InprocTransport

@@ -38,3 +38,7 @@ def test_accumulated_clipped_scaled_and_scheduled_gradients_equal_those_of_one_p
     assert (updates, skipped) == (11, [1, 1])
     assert moved > 0.05
     assert difference < 1e-5
+    assert sorted(line for line in done.err.splitlines() if line.startswith("[")) == [
+        "[worker 0, rank 1] has left",
+        "[worker 1, rank 2] has left",
+    ]

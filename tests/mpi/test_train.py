@@ -83,7 +83,7 @@ def test_everything_that_a_run_may_be_asked_for_at_once(tmp_path: Path) -> None:
     )
     words += " --schedule cosine --warmup 0.2 --scale-lr --lr 0.01 --nonfinite skip --log-level debug"
     words += f" --log-interval 0.05 --data-dir {tmp_path} --tensorboard {out / 'board'} --out {out}"
-    done = mpirun(words.split(), 3, timeout=120)
+    done = mpirun(words.split(), 3, timeout=240)
     assert done.code == 0, done.err
     assert "[server, rank 0] an update stands for 4 x 4 samples; learning rate 0.01 x 4" in done.err
     assert "[worker 1, rank 2] left after 12 steps" in done.err

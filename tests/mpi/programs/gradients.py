@@ -1,5 +1,6 @@
 """Accumulates, clips, scales and schedules at once, and compares with one process: gradients.py."""
 
+import logging
 import math
 from collections.abc import Iterator
 
@@ -76,3 +77,5 @@ else:
     share = PARTS // context.num_workers
     with optimizer:
         train(model, optimizer, range(share * context.worker_rank, share * (context.worker_rank + 1)), alone=False)
+    logging.getLogger("stalempi").info("said by nobody who is quiet")
+    logging.getLogger("stalempi").warning("has left")

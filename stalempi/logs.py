@@ -1,4 +1,4 @@
-"""Says where a line of the log comes from, and which lines there are."""
+"""Holds the one logger, and says on each of its lines which rank wrote it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]  # generic in th
         super().emit(record)
 
 
-def log_to_stderr(context: Context, level: str | None) -> None:
-    """Lets this rank log from `level` on, each line with its role and rank; by default a worker only warns."""
+def log_to_stderr(context: Context, level: str | None = None) -> None:
+    """Lets this rank log from `level` on, each line with its role and rank; rank 0 more than warnings by default."""
     for handler in [handler for handler in logger.handlers if isinstance(handler, _Stderr)]:
         logger.removeHandler(handler)
     handler = _Stderr()
     handler.setFormatter(logging.Formatter(f"[{context.role}, rank {context.rank}] %(message)s"))
     logger.addHandler(handler)
-    logger.setLevel((level or ("info" if context.is_server else "warning")).upper())
+    logger.setLevel((level or ("warning" if context.rank else "info")).upper())
