@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import os
 import sys
@@ -14,6 +13,7 @@ import torch
 from stalempi import context
 from stalempi.context import Context
 from stalempi.errors import ConfigError
+from stalempi.logs import log_to_stderr, logger
 from stalempi.peers import Peers
 from stalempi.roles import Role, assign_block, assign_role
 from stalempi.silence import default_stall_timeout
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 __all__ = ["init", "parse_device", "shutdown"]
-
-logger = logging.getLogger("stalempi")
 
 # Each launcher tells its ranks how many it started; only used to notice that MPI does not see them.
 _LAUNCHER_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
@@ -88,6 +86,8 @@ def init(
     _divide_threads(local)
     local.Free()
     context.set_current(found)
+    if not logger.hasHandlers():  # a program that logs elsewhere has said so before
+        log_to_stderr(found)
     return found
 
 

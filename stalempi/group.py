@@ -13,7 +13,7 @@ import functools
 import math
 import operator
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,7 +81,8 @@ class LeaderEnd(WorkerEnd):
         self._clock = 0
         self._released = time.monotonic()
 
-    def push(self) -> None:
+    def push(self, *, empty: bool = False) -> None:
+        del empty  # the header says so
         self._slots[0].push = Header.unpack(self._slots[0].packet.header)
 
     def receive(self, timeout: float) -> bool:
@@ -132,22 +133,27 @@ class LeaderEnd(WorkerEnd):
     def _push_sum(self) -> None:
         """Pushes the sample-weighted mean of the gradients that are here, as one that stands for all their samples."""
         pushes = {place: slot.take() for place, slot in enumerate(self._slots) if slot.push}
-        samples = sum(push.samples for push in pushes.values())
-        slots = [self._slots[place] for place in pushes]
         # a release that is still being read would change under its reader
         if not self._inner.settle(self._parts, self._group.patience):
             raise StallError(f"a release was not received in the group of rank {self._rank}")
+        full = {place: push for place, push in pushes.items() if push.nbytes}
+        if full:
+            self._add_up(full)
+        self._clock += 1
+        self._header(list(pushes.values()), full).pack_into(self._sum.packet.header)
+        self._outer.push(empty=not full)
+
+    def _add_up(self, pushes: Mapping[int, Header]) -> None:
+        samples = sum(push.samples for push in pushes.values())
+        slots = [self._slots[place] for place in pushes]
         weighted_sum(self._sum.gradients, [s.gradients for s in slots], [p.samples / samples for p in pushes.values()])
         for place, push in pushes.items():
             self._samples[place] += push.samples
         combine_buffers(self._sum.buffers, {n: slot.buffers for n, slot in enumerate(self._slots)}, self._samples)
         self._sum.hyper[:] = slots[0].hyper
         self._sum.touched[:] = np.any([slot.touched for slot in slots], axis=0)
-        self._clock += 1
-        self._header(list(pushes.values()), samples).pack_into(self._sum.packet.header)
-        self._outer.push()
 
-    def _header(self, pushes: Sequence[Header], samples: int) -> Header:
+    def _header(self, pushes: Sequence[Header], full: Mapping[int, Header]) -> Header:
         known = [push for push in pushes if not math.isnan(push.loss)]
         weight = sum(push.samples for push in known)
         return Header(
@@ -156,8 +162,8 @@ class LeaderEnd(WorkerEnd):
             layout=self._replica.layout,
             step=self._clock,
             version=pushes[0].version,
-            samples=samples,
-            nbytes=self._sum.packet.parts.nbytes,
+            samples=sum(push.samples for push in full.values()),
+            nbytes=self._sum.packet.parts.nbytes if full else 0,
             loss=sum(push.loss * push.samples for push in known) / weight if weight else math.nan,
             waited=sum(push.waited for push in pushes) / len(pushes),
             flags=functools.reduce(operator.or_, (push.flags for push in pushes), Flag.NONE),

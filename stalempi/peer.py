@@ -203,6 +203,8 @@ class Peer:
         touched = np.logical_or.reduce([self.replica.touched(ticket) for ticket in tickets])
         for parameter, view, has_gradient in zip(self.replica.trained, self.gradients.views, touched, strict=True):
             parameter.grad = view if has_gradient else None
+        if self.options.clip:
+            self.options.clip(self.replica.trained)
         factor = self.options.schedule(self.stats.samples) if self.options.schedule else 1.0
         self.replica.step_with(self.replica.hyper(tickets[0]).tolist(), factor)
         for parameter, view in zip(self.replica.trained, self.gradients.views, strict=True):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from stalempi.clip import Clip
 from stalempi.correction import Correction
 from stalempi.errors import ConfigError, NonFiniteError, ProtocolError
 from stalempi.master import MasterCopy
@@ -36,6 +37,7 @@ class ServerOptions:
         stall_warning, stall_timeout: seconds of silence of a computing worker before a warning and before StallError.
         now: the server's clock, seconds.
         workers: the rank of each worker (a group's leader); by default every rank but 0.
+        clip: limits of each gradient that is applied: under BSP the mean of a round, else one worker's.
     """
 
     total_samples: int | None = None
@@ -45,6 +47,7 @@ class ServerOptions:
     stall_timeout: float = 600.0
     now: Callable[[], float] = time.monotonic
     workers: Sequence[int] | None = None
+    clip: Clip | None = None
 
     def __post_init__(self) -> None:
         if self.total_samples is not None and self.total_samples < 1:
@@ -158,6 +161,8 @@ class Server:
         self.stats.count_loss(header.loss)
         if header.flags & Flag.NONFINITE:
             self._refuse(worker, header)
+        elif not header.nbytes:
+            stats.skipped += 1
         slot.push = header
 
     def _refuse(self, worker: int, header: Header) -> None:
@@ -179,8 +184,7 @@ class Server:
                 case Continue(worker):
                     self._release(worker, empty=True)
                 case Drop(worker):
-                    self._slots[worker].push = None
-                    self.stats.workers[worker].dropped += 1
+                    self.stats.workers[worker].dropped += self._slots[worker].take().nbytes > 0
 
     def _apply(self, workers: Sequence[int]) -> None:
         """Makes one update with the sample-weighted mean of the waiting gradients (law 4)."""
@@ -201,6 +205,8 @@ class Server:
         self._master.make_room()
         for parameter, view, has_gradient in zip(self.replica.trained, gradients.views, touched, strict=True):
             parameter.grad = view if has_gradient else None
+        if self.options.clip:
+            self.options.clip(self.replica.trained)
         self._set_hyper(self._slots[full[0]].hyper, rate)
         self.replica.optimizer.step()
         self.stats.updates += 1

@@ -12,7 +12,8 @@ __all__ = ["RunStats", "WorkerStats"]
 class WorkerStats:
     """What one worker did; times in seconds on the server's clock, `waited` on the worker's.
 
-    `gap` counts at pushes, `staleness` at applications; a dropped or empty push has no staleness.
+    `gap` counts at pushes, `staleness` at applications. A push is applied, dropped, nonfinite (with NaN or infinity) or
+    skipped (sent empty by a gradient scaler).
     """
 
     iterations: int = 0
@@ -27,6 +28,7 @@ class WorkerStats:
     applied: int = 0
     dropped: int = 0
     nonfinite: int = 0
+    skipped: int = 0
     loss: float = math.nan
 
     def count_gap(self, gap: int) -> None:
@@ -54,6 +56,7 @@ class WorkerStats:
             "staleness_max": self.staleness_max,
             "dropped": self.dropped,
             "nonfinite": self.nonfinite,
+            "skipped": self.skipped,
         }
 
 
@@ -66,7 +69,7 @@ class RunStats:
         updates: optimizer steps made; also the version of the parameters.
         samples: global samples: those of every gradient applied.
         started, ended: server's clock, seconds.
-        loss: running mean of the workers' losses, NaN while none was given.
+        loss: running mean of the workers' losses, those with NaN or infinity left out; NaN while none was given.
     """
 
     workers: list[WorkerStats]
@@ -84,7 +87,7 @@ class RunStats:
 
     def count_loss(self, loss: float) -> None:
         """Adds one loss to the running mean, in which a loss weighs 1/e after 20 more."""
-        if math.isnan(loss):
+        if not math.isfinite(loss):
             return
         self._weight = 0.95 * self._weight + 0.05
         before = 0.0 if math.isnan(self.loss) else self.loss

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 
+from stalempi.clip import Clip
 from stalempi.errors import ConfigError, ProtocolError, StallError
 from stalempi.gradients import GradientBook
 from stalempi.group import Group, LeaderEnd
@@ -23,7 +24,8 @@ class Worker:
         replica: the model that the user computes gradients with; a release is received straight into it.
         transport: reaches the server.
         stall_timeout: seconds without a release before StallError.
-        schedule: the server's factor of the learning rate, for the steps that this worker takes alone.
+        schedule, clip: the server's factor of the learning rate and its limits of a gradient, for the steps that this
+            worker takes alone.
         group: whom it pushes to, and who pushes to it.
 
     Attributes:
@@ -42,11 +44,13 @@ class Worker:
         *,
         stall_timeout: float,
         schedule: Callable[[int], float] | None = None,
+        clip: Clip | None = None,
         group: Group | None = None,
     ) -> None:
         self.replica = replica
         self.gradients = replica.params.like()
-        self._rank, self._stall_timeout, self._schedule = transport.rank, stall_timeout, schedule
+        self._rank, self._stall_timeout = transport.rank, stall_timeout
+        self._schedule, self._clip = schedule, clip
         self._push = replica.push_packet(self.gradients, replica.buffers)
         self._release = Packet(HEADER_BYTES, replica.release_parts())
         self._hyper, self._touched = replica.hyper(self._push.header), replica.touched(self._push.header)
@@ -67,22 +71,34 @@ class Worker:
         """Sets all gradients to zero and makes them views of the flat storage again."""
         self._book.zero()
 
-    def step(self, *, samples: int, loss: float = math.nan) -> None:
+    def step(self, *, samples: int, loss: float = math.nan, scale: float = 1.0) -> None:
         """Pushes the gradient, which stands for `samples` samples, and returns with the new parameters in the model.
+
+        The gradient is divided by `scale` first, in place, and then stays as it was pushed.
 
         Raises ConfigError without samples, StallError if the server is silent, ProtocolError if a release does not fit.
         """
         if samples < 1:
             raise ConfigError(f"a gradient stands for at least 1 sample, got {samples}: leave out steps without data")
         self._book.collect(self._touched)
+        if scale != 1.0:
+            for storage in self.gradients.storages:
+                storage.mul_(1.0 / scale)
         self._hyper[:] = self.replica.read_hyper()
         header = self._header(Kind.PUSH, samples=samples, nbytes=self._push.parts.nbytes, loss=loss)
         header.flags = Flag.NONE if self._book.is_finite() else Flag.NONFINITE
+        self._exchange(header)
+
+    def skip(self, *, loss: float = math.nan) -> None:
+        """Sends an empty push: the clock goes on and a release comes, but there is no gradient in this step."""
+        self._exchange(self._header(Kind.PUSH, loss=loss))
+
+    def _exchange(self, header: Header) -> None:
         header.step = self.step_count = self.step_count + 1
         header.pack_into(self._push.header)
         self._pushed = header
         self.owed = True
-        self._end.push()
+        self._end.push(empty=not header.nbytes)
         self._await_release()
 
     def leave(self) -> None:
@@ -120,7 +136,7 @@ class Worker:
             raise ProtocolError(f"rank {self._rank} step {self.step_count}: got the release of step {header.step}")
         self.version, self.global_samples = header.version, header.samples
         self.stopping = bool(header.flags & Flag.STOP)
-        if not header.nbytes and not self._pushed.flags & Flag.NONFINITE:
+        if not header.nbytes and self._pushed.nbytes and not self._pushed.flags & Flag.NONFINITE:
             self._step_alone()
 
     def _step_alone(self) -> None:
@@ -130,6 +146,8 @@ class Worker:
             if not has_gradient:
                 parameter.grad = None
         factor = self._schedule(self.global_samples - self._pushed.samples) if self._schedule else 1.0
+        if self._clip:
+            self._clip(self.replica.trained)
         self.replica.step_with(self.replica.read_hyper(), factor)
         for parameter, gradient in zip(self.replica.trained, gradients, strict=True):
             parameter.grad = gradient

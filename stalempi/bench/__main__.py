@@ -2,4 +2,5 @@
 
 from stalempi.bench.main import main
 
-main()
+if __name__ == "__main__":  # the processes of a data loader import this file too
+    main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
@@ -11,13 +12,13 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from stalempi.logs import logger
 from stalempi.policy.base import Decision, Event
 from stalempi.stats import RunStats
 
 __all__ = ["NARROW", "Display", "console"]
 
 _BAR_SECONDS = 0.1
-_LINE_SECONDS = 5.0
 _LINE_UP = "\x1b[1A\x1b[2K"
 NARROW = 76  # characters: below this a screen gets the short form of everything
 
@@ -41,36 +42,51 @@ class Display:
         total: global samples of the whole run.
         stats: the server's counts, read at each event.
         gap: returns the largest gap among the workers at this moment.
+        rate: returns the learning rate of the latest update.
+        every: seconds between two lines of the log, where there is no terminal.
     """
 
-    def __init__(self, total: int, stats: Callable[[], RunStats], gap: Callable[[], int]) -> None:
-        self._total, self._stats, self._gap = total, stats, gap
+    def __init__(
+        self, total: int, stats: Callable[[], RunStats], gap: Callable[[], int], rate: Callable[[], float], every: float
+    ) -> None:
+        self._total, self._stats, self._gap, self._rate = total, stats, gap, rate
         self._console = console(sys.stderr)
-        self._bar = _make_bar(self._console) if self._console.is_terminal else None
+        shown = self._console.is_terminal and logger.isEnabledFor(logging.INFO)
+        self._bar = _make_bar(self._console) if shown else None
+        self._every = _BAR_SECONDS if shown else every
         self._task = self._bar.add_task("", total=total, words="") if self._bar else None
         self._shown = time.monotonic()
         self._drawn = False
+        self._log = _Interruption(self)
 
     def __enter__(self) -> Display:
+        logger.addHandler(self._log)
         return self
 
     def __exit__(self, *error: object) -> None:
+        logger.removeHandler(self._log)
         self._show()
+
+    def leave_line(self) -> None:
+        """Takes note that something else was written below the bar."""
+        self._drawn = False
 
     def __call__(self, event: Event, decisions: list[Decision]) -> None:
         """Takes note of an event; draws when it is time."""
         del event, decisions
         now = time.monotonic()
-        if now - self._shown >= (_BAR_SECONDS if self._bar else _LINE_SECONDS):
+        if now - self._shown >= self._every:
             self._shown = now
             self._show()
 
     def _show(self) -> None:
         stats = self._stats()
         seconds = max(time.monotonic() - stats.started, 1e-9)
-        words = f"loss {stats.loss:.4f}  {stats.updates / seconds:.0f} updates/s  gap {self._gap()}"
+        words = (
+            f"loss {stats.loss:.4f}  lr {self._rate():.3g}  {stats.updates / seconds:.0f} updates/s  gap {self._gap()}"
+        )
         if self._bar is None or self._task is None:
-            self._console.print(f"{stats.samples}/{self._total} samples  {words}", highlight=False)
+            logger.info("%d/%d samples  %s", stats.samples, self._total, words)
             return
         self._bar.update(self._task, completed=min(stats.samples, self._total), words=words)
         # Launchers pass on whole lines only, so the bar is a line of its own that is taken back before the next one.
@@ -78,6 +94,18 @@ class Display:
             self._console.file.write(_LINE_UP)
         self._drawn = True
         self._console.print(self._bar.get_renderable())
+
+
+class _Interruption(logging.Handler):
+    """Tells a display of each line of the log, which stands where its bar was."""
+
+    def __init__(self, display: Display) -> None:
+        super().__init__()
+        self._display = display
+
+    def emit(self, record: logging.LogRecord) -> None:
+        del record
+        self._display.leave_line()
 
 
 def _make_bar(console: Console) -> Progress:

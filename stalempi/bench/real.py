@@ -58,7 +58,7 @@ def figures_of(result: Mapping[str, Any]) -> Figures:
     """Returns the figures of a result.json, as `Figures.of` does those of a run at hand."""
     workers, seconds = result["workers"], max(result["seconds"], 1e-12)
     pushes = [worker["iterations"] for worker in workers]
-    applied = [worker["iterations"] - worker["dropped"] - worker["nonfinite"] for worker in workers]
+    applied = [worker["iterations"] - worker["dropped"] - worker["nonfinite"] - worker["skipped"] for worker in workers]
     return Figures(
         seconds=result["seconds"],
         gradients_per_second=sum(applied) / seconds,

@@ -21,7 +21,7 @@ from stalempi.version import __version__
 __all__ = ["check_writable", "environment", "print_summary", "write_results"]
 
 
-def check_writable(folder: Path) -> None:
+def check_writable(folder: Path, option: str = "--out") -> None:
     """Makes `folder` where it is missing; ConfigError if nothing can be written there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -29,7 +29,7 @@ def check_writable(folder: Path) -> None:
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise ConfigError(f"--out {folder} cannot be written ({error.strerror}): choose another folder") from None
+        raise ConfigError(f"{option} {folder} cannot be written ({error.strerror}): choose another folder") from None
 
 
 def environment(library: str) -> dict[str, str | int]:

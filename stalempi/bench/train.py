@@ -9,16 +9,18 @@ from typing import Any
 
 import click
 
+from stalempi.bench.choice import choice_from, choice_options
 from stalempi.bench.emulate import parse_slow
 from stalempi.bench.launch import is_launched, launch_from, launch_options, relaunch
-from stalempi.bench.options import FiniteRange, parse_shares, policy_from, policy_options
+from stalempi.bench.options import FiniteRange, policy_from, policy_options
+from stalempi.bench.recipe import recipe_from, recipe_options
 from stalempi.bench.report import check_writable
 from stalempi.bench.training import TrainOptions, run_rank
 from stalempi.correction import CORRECTIONS
 from stalempi.errors import ConfigError
+from stalempi.logs import LEVELS
 from stalempi.roles import assign_role
 from stalempi.simulate.scenarios import SCENARIOS
-from stalempi.train.datasets import DATASETS
 
 __all__ = ["train"]
 
@@ -30,29 +32,19 @@ _count = click.IntRange(min=1)
 @click.option("-n", "--ranks", type=int, help="Ranks to start: a server, workers, an evaluator. Not under a launcher.")
 @launch_options
 @policy_options
-@click.option("--model", default="cnn", show_default=True, help="Ours, or any model of torchvision by name.")
-@click.option("--dataset", type=click.Choice(DATASETS), default="digits", show_default=True)
+@choice_options(model="cnn")
 @click.option(
-    "--data-dir", type=click.Path(path_type=Path), help="Where the data lies; of text, a file or a folder of .txt."
+    "--loader-processes", type=click.IntRange(min=0), default=0, show_default=True, help="Per worker, to decode images."
 )
-@click.option("--download", is_flag=True, help="Let torchvision fetch what is missing in --data-dir.")
-@click.option("--image-size", type=_count, help="imagefolder: size of every image, pixels.")
-@click.option("--sequence-length", type=_count, help="text: tokens (bytes) of a sample [default: 64].")
 @click.option(
     "--epochs", type=_count, default=20, show_default=True, help="Passes over the data, all workers together."
 )
 @click.option("--samples", type=_count, help="Global samples to train on, instead of --epochs.")
 @click.option("--batch-size", type=_count, default=32, show_default=True, help="Samples per worker and iteration.")
-@click.option("--optimizer", type=click.Choice(["sgd", "adam"]), default="sgd", show_default=True)
-@click.option("--lr", type=_positive, default=0.02, show_default=True)
-@click.option("--momentum", type=FiniteRange(min=0, max=1, max_open=True), default=0.5, show_default=True)
-@click.option("--weight-decay", type=FiniteRange(min=0), default=0.0, show_default=True)
-@click.option("--lr-decay", default="0.667,0.833", show_default=True, help='Shares of the global samples; "" for none.')
-@click.option("--lr-decay-factor", type=_positive, default=0.1, show_default=True)
+@recipe_options
 @click.option(
     "--correction", type=click.Choice(CORRECTIONS), default="none", show_default=True, help="Mend stale gradients."
 )
-@click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--device", help="cpu, cuda or cuda:N [default: a GPU where there is one].")
 @click.option("--slow", multiple=True, metavar="RANK=FACTOR", help="Make a worker slower. Repeatable.")
 @click.option("--emulate-ms", type=_positive, help="A sample takes this long instead (sleep).")
@@ -67,6 +59,16 @@ _count = click.IntRange(min=1)
 )
 @click.option("--stall-timeout", type=_positive, help="Seconds after which a silent rank ends the job [default: 600].")
 @click.option("--trace", type=click.Path(path_type=Path, dir_okay=False), help="Write every event to this file.")
+@click.option("--log-interval", type=_positive, default=5.0, show_default=True, help="Seconds from line to line.")
+@click.option(
+    "--log-level", type=click.Choice(LEVELS), help="Of every rank [default: info on the server, warning on workers]."
+)
+@click.option(
+    "--metrics",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write a JSON line every --log-interval to this file [default: metrics.jsonl in --out].",
+)
+@click.option("--tensorboard", type=click.Path(path_type=Path, file_okay=False), help="Write the same for TensorBoard.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Write result.json and model.pt here.")
 def train(**words: Any) -> None:
     """Train a model with a parameter server on rank 0 and workers on the other ranks; allreduce: only workers.
@@ -80,8 +82,7 @@ def train(**words: Any) -> None:
     if ranks is not None and ranks < 2:
         raise ConfigError(f"-n {ranks}: a job needs at least 2 ranks, one server and one worker")
     policy = policy_from(words)
-    words["lr_decay"] = parse_shares(words["lr_decay"])
-    options = TrainOptions(policy=policy, **words)
+    options = TrainOptions(policy=policy, choice=choice_from(words), recipe=recipe_from(words), **words)
     if ranks is not None:
         assign_role(0, ranks, group=options.group, evaluator=options.evaluator)
     if launched:
@@ -90,8 +91,9 @@ def train(**words: Any) -> None:
     parse_slow(options.slow, ranks - options.evaluator, first=int(policy.has_server))
     if options.out:
         check_writable(options.out)
-    if options.trace and not options.trace.parent.is_dir():
-        raise ConfigError(
-            f"--trace {options.trace}: there is no folder {options.trace.parent}; make it or choose another"
-        )
+    if options.tensorboard:
+        check_writable(options.tensorboard, "--tensorboard")
+    for name, file in (("--trace", options.trace), ("--metrics", options.metrics)):
+        if file and not file.parent.is_dir():
+            raise ConfigError(f"{name} {file}: there is no folder {file.parent}; make it or choose another")
     relaunch(ranks, sys.argv[1:], launch)

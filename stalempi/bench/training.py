@@ -14,26 +14,27 @@ import torch
 from torch import nn
 
 import stalempi
+from stalempi.bench.choice import Choice
 from stalempi.bench.emulate import Pace, parse_slow
+from stalempi.bench.metrics import Metrics, check_board, open_sinks
 from stalempi.bench.progress import Display
+from stalempi.bench.recipe import Recipe
 from stalempi.bench.report import check_writable, environment, print_summary, write_results
+from stalempi.bench.steps import Stepper, grouped
 from stalempi.bench.virtual import plain_warnings
 from stalempi.context import Context, current
 from stalempi.correction import Correction, make_correction
 from stalempi.entry import parse_device
 from stalempi.errors import ConfigError
 from stalempi.group import check_groups
+from stalempi.logs import log_to_stderr, logger
 from stalempi.policy import Decision, Event, Policy
 from stalempi.simulate.scenarios import find_scenario
 from stalempi.stats import RunStats
 from stalempi.trace import Recorder
 from stalempi.train.data import Data
-from stalempi.train.datasets import BUILT_IN, TEXT, check_options, load_dataset
 from stalempi.train.evaluate import evaluate
 from stalempi.train.evaluation import Every
-from stalempi.train.loss import cross_entropy
-from stalempi.train.models import build_model, check_model_name
-from stalempi.train.schedule import Constant, Schedule, StepDecay
 
 __all__ = ["TrainOptions", "run_rank"]
 
@@ -43,23 +44,13 @@ class TrainOptions:
     """What the user asked for; see the command's help."""
 
     policy: Policy
-    model: str
-    dataset: str
-    data_dir: Path | None
-    download: bool
-    image_size: int | None
-    sequence_length: int | None
+    recipe: Recipe
+    choice: Choice
+    loader_processes: int
     epochs: int
     samples: int | None
     batch_size: int
-    optimizer: str
-    lr: float
-    momentum: float
-    weight_decay: float
-    lr_decay: tuple[float, ...]
-    lr_decay_factor: float
     correction: str
-    seed: int
     device: str | None
     slow: tuple[str, ...]
     emulate_ms: float | None
@@ -70,13 +61,15 @@ class TrainOptions:
     evaluate_every: str | None
     stall_timeout: float | None
     trace: Path | None
+    log_interval: float
+    log_level: str | None
+    metrics: Path | None
+    tensorboard: Path | None
     out: Path | None
 
     def __post_init__(self) -> None:
-        self.schedule(1_000_000)
         check_groups(self.policy, self.group)
         Every.parse(self.evaluate_every)
-        check_model_name(self.model, text=self.dataset in TEXT)
         if self.device is not None:
             parse_device(self.device)
         if not self.policy.has_server and self.trace:
@@ -89,28 +82,17 @@ class TrainOptions:
             raise ConfigError("give one of --scenario and --emulate-ms: both say how long an iteration takes")
         if self.scenario and find_scenario(self.scenario).dies:
             raise ConfigError(f"--scenario {self.scenario} is for simulate and compare: a lost rank ends an MPI job")
-        if self.data_dir is not None and not self._holds_data(self.data_dir) and not self.download:
-            raise ConfigError(f"--data-dir {self.data_dir} is not a folder: give the one that holds the data set")
-        if self.data_dir is None and self.dataset not in BUILT_IN:
-            raise ConfigError(f"--dataset {self.dataset} needs --data-dir: the folder that holds it")
-        check_options(
-            self.dataset,
-            data_dir=self.data_dir,
-            download=self.download,
-            image_size=self.image_size,
-            sequence_length=self.sequence_length,
-        )
-
-    def _holds_data(self, place: Path) -> bool:
-        return place.is_dir() or (self.dataset == "text" and place.is_file())
+        if self.tensorboard is not None:
+            check_board()
 
     def total_samples(self, data: Data) -> int:
         """Returns the global samples of the whole run."""
         return self.samples or self.epochs * len(data.train)
 
-    def schedule(self, total: int) -> Schedule:
-        """Returns the learning-rate factor over `total` global samples."""
-        return StepDecay(total, self.lr_decay, self.lr_decay_factor) if self.lr_decay else Constant()
+    def scale(self, context: Context) -> int:
+        """Returns what --lr is multiplied by in this job."""
+        workers = context.num_workers if self.policy.has_server else context.size
+        return self.recipe.scale(self.policy, workers, self.group)
 
     def check_shards(self, data: Data, num_shards: int) -> None:
         """Raises ConfigError if the smallest shard does not fill one batch; on every rank alike."""
@@ -124,6 +106,7 @@ class TrainOptions:
     def report(self) -> dict[str, Any]:
         """Returns the options as result.json holds them."""
         plain = asdict(self) | {"policy": str(self.policy)}
+        plain |= plain.pop("recipe") | plain.pop("choice")
         return {key: str(value) if isinstance(value, Path) else value for key, value in plain.items()}
 
 
@@ -133,22 +116,16 @@ def run_rank(options: TrainOptions, ranks: int | None) -> None:
     if ranks not in (None, context.size):
         raise ConfigError(f"-n {ranks}, but the launcher started {context.size} ranks: leave -n out under a launcher")
     context = context if options.policy.has_server else context.without_server()
+    log_to_stderr(context, options.log_level)
     slow = parse_slow(
         options.slow, options.policy.has_server + context.num_shards, first=int(options.policy.has_server)
     )
     if context.rank == 0 and options.out:
         check_writable(options.out)
-    torch.manual_seed(options.seed)
-    data = load_dataset(
-        options.dataset,
-        data_dir=options.data_dir,
-        download=options.download,
-        image_size=options.image_size,
-        sequence_length=options.sequence_length,
-        seed=options.seed,
-    )
+    torch.manual_seed(options.choice.seed)
+    data = options.choice.load(context)
     options.check_shards(data, context.num_shards)
-    model = build_model(options.model, num_classes=data.num_classes, input_shape=data.input_shape)
+    model = options.choice.build(data)
     model.to(context.device)
     pace = Pace(slow.get(context.rank, 1.0), options.emulate_ms, scenario=_scenario(options, context))
     if context.rank == 0:
@@ -165,7 +142,7 @@ def _scenario(options: TrainOptions, context: Context) -> Callable[[float], floa
     if options.scenario is None or context.worker_rank is None:
         return None
     scenario, unit = find_scenario(options.scenario), options.iteration_ms / 1e3
-    workload = scenario.workload(context.num_workers, seed=options.seed, horizon=1.0, unit=unit)
+    workload = scenario.workload(context.num_workers, seed=options.choice.seed, horizon=1.0, unit=unit)
 
     def seconds(now: float) -> float:
         assert context.worker_rank is not None
@@ -183,17 +160,21 @@ def _distribute(
     correction: Correction | None,
     observe: Callable[[Event, list[Decision]], None] | None = None,
 ) -> stalempi.DistributedOptimizer:
-    total = options.total_samples(data)
+    context, total, recipe = current(), options.total_samples(data), options.recipe
+    scale = options.scale(context)
 
     def measure(model: nn.Module) -> tuple[float, float]:
-        return evaluate(model, data.test, device=current().device)
+        return evaluate(model, data.test, device=context.device)
 
     return stalempi.DistributedOptimizer(
-        _optimizer(options, model),
+        recipe.make_optimizer(model, scale),
         model=model,
         policy=options.policy,
         total_samples=total,
-        schedule=options.schedule(total),
+        schedule=recipe.factor(total, scale),
+        nonfinite=recipe.nonfinite,
+        clip_norm=recipe.clip_norm,
+        clip_value=recipe.clip_value,
         correction=correction,
         evaluation=stalempi.Evaluation(measure, options.evaluate_every),
         stall_timeout=options.stall_timeout,
@@ -201,33 +182,31 @@ def _distribute(
     )
 
 
-def _optimizer(options: TrainOptions, model: nn.Module) -> torch.optim.Optimizer:
-    if options.optimizer == "adam":
-        return torch.optim.Adam(model.parameters(), lr=options.lr, weight_decay=options.weight_decay)
-    return torch.optim.SGD(
-        model.parameters(), lr=options.lr, momentum=options.momentum, weight_decay=options.weight_decay
-    )
-
-
 def _work(
     options: TrainOptions, data: Data, model: nn.Module, optimizer: stalempi.DistributedOptimizer, pace: Pace
 ) -> None:
     context = current()
-    sampler = stalempi.DistributedSampler(len(data.train), seed=options.seed)
-    loader = stalempi.DataLoader(data.train, options.batch_size, sampler=sampler)
-    torch.manual_seed(options.seed + context.rank)  # dropout differs between workers
+    sampler = stalempi.DistributedSampler(len(data.train), seed=options.choice.seed)
+    loader = stalempi.DataLoader(
+        data.train,
+        options.batch_size,
+        sampler=sampler,
+        num_workers=options.loader_processes,
+        persistent_workers=options.loader_processes > 0,
+    )
+    torch.manual_seed(options.choice.seed + context.rank)  # dropout differs between workers
     with optimizer:
+        logger.info("%d samples of %d, on %s", len(sampler), len(data.train), context.device)
+        stepper = Stepper(model, optimizer, options.recipe.amp, context.device)
         while not optimizer.done:
-            for x, y in loader:
+            for batches in grouped(loader, options.recipe.accumulate):
                 pace.begin()
-                optimizer.zero_grad()
-                loss = cross_entropy(model(x.to(context.device)), y.to(context.device))
-                loss.backward()
-                loss_value = float(loss.detach())
-                pace.end(len(x))
-                optimizer.step(samples=len(x), loss=loss_value)
+                pace.end(stepper.compute(batches))
+                stepper.push()
                 if optimizer.done:
                     break
+            logger.debug("epoch %d over at step %d", sampler.epoch, optimizer.step_count)
+    logger.info("left after %d steps", optimizer.step_count)
 
 
 def _lead(options: TrainOptions, data: Data, model: nn.Module, pace: Pace) -> None:
@@ -241,9 +220,15 @@ def _lead(options: TrainOptions, data: Data, model: nn.Module, pace: Pace) -> No
     correction = make_correction(options.correction)
     optimizer = _distribute(options, data, model, correction, observe)
     context = current()
-    _print_start(options, data)
+    _log_start(options, data)
     if correction:
-        click.echo(f"correction {correction.name}: {correction.nbytes / 2**20:.1f} MiB more on the server")
+        logger.info("correction %s: %.1f MiB more on the server", correction.name, correction.nbytes / 2**20)
+
+    factor = options.recipe.factor(options.total_samples(data), options.scale(context))
+
+    def rate() -> float:
+        return float(optimizer.param_groups[0]["lr"]) * (1.0 if optimizer.stats.updates else factor(0))
+
     with ExitStack() as stack:
         if options.trace:
             watchers.append(
@@ -251,25 +236,46 @@ def _lead(options: TrainOptions, data: Data, model: nn.Module, pace: Pace) -> No
             )
         watchers.append(
             stack.enter_context(
-                Display(options.total_samples(data), lambda: optimizer.stats, lambda: _largest_gap(options.policy))
+                Display(
+                    options.total_samples(data),
+                    lambda: optimizer.stats,
+                    lambda: _largest_gap(options.policy),
+                    rate,
+                    options.log_interval,
+                )
             )
         )
+        if sinks := open_sinks(options.metrics or (options.out and options.out / "metrics.jsonl"), options.tensorboard):
+            watchers.append(stack.enter_context(Metrics(lambda: optimizer.stats, rate, options.log_interval, sinks)))
         stack.enter_context(plain_warnings())
         if context.is_server:
             optimizer.serve()
         else:
             _work(options, data, model, optimizer, pace)
-    _finish(options, model, optimizer.stats, optimizer.evaluate())
+    _finish(options, model, optimizer.stats, optimizer.evaluate(), rate())
 
 
-def _print_start(options: TrainOptions, data: Data) -> None:
-    context = current()
+def _log_start(options: TrainOptions, data: Data) -> None:
+    context, recipe = current(), options.recipe
     groups = f" of {options.group} ranks" if options.group > 1 else ""
     groups += ", an evaluator" if options.evaluator else ""
-    click.echo(
-        f"stalempi {stalempi.__version__}: {options.policy}, {context.num_workers} worker(s){groups}, {options.model} "
-        f"on {data.name} ({len(data.train)} samples), {context.transport.description}, {context.device.type}, "
-        f"messages from {context.transport.buffers}"
+    logger.info(
+        "stalempi %s: %s, %d worker(s)%s, %s on %s (%d samples), %s, %s, messages from %s",
+        stalempi.__version__,
+        options.policy,
+        context.num_workers,
+        groups,
+        options.choice.model,
+        data.name,
+        len(data.train),
+        context.transport.description,
+        context.device.type,
+        context.transport.buffers,
+    )
+    batches = recipe.batches_per_update(options.policy, context.num_workers, options.group)
+    scale = options.scale(context)
+    logger.info(
+        "an update stands for %d x %d samples; learning rate %g x %d", batches, options.batch_size, recipe.lr, scale
     )
 
 
@@ -277,7 +283,9 @@ def _largest_gap(policy: Policy) -> int:
     return max((policy.clocks.gap(worker) for worker in policy.clocks.workers()), default=0)
 
 
-def _finish(options: TrainOptions, model: nn.Module, stats: RunStats, evaluation: stalempi.Evaluation) -> None:
+def _finish(
+    options: TrainOptions, model: nn.Module, stats: RunStats, evaluation: stalempi.Evaluation, rate: float
+) -> None:
     context = current()
     accuracy, loss = evaluation.curve[-1].accuracy, evaluation.curve[-1].loss
     if not math.isfinite(loss):
@@ -297,6 +305,7 @@ def _finish(options: TrainOptions, model: nn.Module, stats: RunStats, evaluation
     figures = stats.report()
     result: dict[str, object] = {"accuracy": accuracy, "loss": loss, "train_loss": figures.pop("loss"), **figures}
     result |= {
+        "lr": {"asked": options.recipe.lr, "scaled": options.recipe.lr * options.scale(context), "last": rate},
         "curve": [asdict(point) for point in evaluation.curve],
         "snapshots_skipped": evaluation.skipped,
         "emulated": labels,

@@ -182,8 +182,8 @@ class _WorkerEnd(WorkerEnd):
         self._job, self._rank, self._push, self._release = job, rank, push, release
         self._arrived = 0
 
-    def push(self) -> None:
-        self._send(self._push.parts)
+    def push(self, *, empty: bool = False) -> None:
+        self._send(None if empty else self._push.parts)
 
     def leave(self, timeout: float) -> bool:
         self._send(None)

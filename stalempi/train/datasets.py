@@ -19,13 +19,13 @@ from stalempi.train.text import LENGTH, load_text, made_up_text
 
 __all__ = ["BUILT_IN", "DATASETS", "TEXT", "Synthetic", "check_options", "load_dataset"]
 
-DATASETS = ("digits", "cifar10", "cifar100", "imagefolder", "synthetic", "text", "text-synthetic")
+DATASETS = ("digits", "cifar10", "cifar100", "imagefolder", "imagenet", "synthetic", "text", "text-synthetic")
 TEXT = ("text", "text-synthetic")  # their samples are tokens
 BUILT_IN = ("digits", "synthetic", "text-synthetic")  # these need no files
 _USES = {
     "data_dir": tuple(name for name in DATASETS if name not in BUILT_IN),
     "download": ("cifar10", "cifar100"),
-    "image_size": ("imagefolder",),
+    "image_size": ("imagefolder", "imagenet"),
     "sequence_length": TEXT,
     "synthetic": ("synthetic",),
 }
@@ -61,6 +61,7 @@ def load_dataset(  # noqa: PLR0913  (each data set takes few of them)
     cifar10/100: torchvision's files in `data_dir`, fetched only with `download`; random crop and mirror.
     imagefolder: class folders in `data_dir`/train and `data_dir`/test (or val), see `stalempi.train.folder`;
                  `image_size` (pixels) makes every image that large.
+    imagenet:    the same folders, always decoded as they are used; `image_size` is 224 by default.
     synthetic:   noisy copies of one random picture per class, as `synthetic` says.
     text:        the bytes of the file `data_dir`, or of all .txt files in that folder, see `stalempi.train.text`;
                  `sequence_length` (tokens) of each sample, 64 if not given.
@@ -112,6 +113,10 @@ def _image_files(name: str, root: Path, *, download: bool, image_size: int | Non
         from stalempi.train.folder import load_folder  # noqa: PLC0415
 
         return load_folder(root, image_size=image_size, seed=seed)
+    if name == "imagenet":
+        from stalempi.train.folder import load_imagenet  # noqa: PLC0415
+
+        return load_imagenet(root, image_size=image_size or 224, seed=seed)
     from stalempi.train.cifar import load_cifar  # noqa: PLC0415
 
     return load_cifar(name, root, download=download, seed=seed)

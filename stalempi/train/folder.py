@@ -16,10 +16,10 @@ from torchvision.transforms import CenterCrop, Compose, RandomHorizontalFlip, Ra
 
 from stalempi.errors import ConfigError
 from stalempi.train.augment import CropFlip
-from stalempi.train.data import Data, Samples
+from stalempi.train.data import Data
 from stalempi.train.images import Scale, TensorImages
 
-__all__ = ["FolderImages", "load_folder"]
+__all__ = ["FolderImages", "load_folder", "load_imagenet"]
 
 IN_MEMORY_BYTES = 2 << 30  # of decoded images, training and test together; each rank holds its own copy
 IMAGENET = Scale(mean=(123.675, 116.28, 103.53), std=(58.395, 57.12, 57.375))  # torchvision's, times 255
@@ -38,14 +38,8 @@ def load_folder(root: Path, *, image_size: int | None, seed: int) -> Data:
     """
     if image_size is not None and image_size < 1:
         raise ConfigError(f"image_size={image_size}: give the side of the square in pixels, for example 224")
-    train, test = _scan(root, "train"), _scan(root, "test", "val")
-    if train.classes != test.classes:
-        differ = sorted(set(train.classes) ^ set(test.classes))
-        raise ConfigError(
-            f"{train.root} and {test.root} have different classes ({_few(differ)}): each needs a folder for each class"
-        )
+    train, test = _scan_both(root)
     height, width = (image_size, image_size) if image_size else _decode(train.samples[0][0]).shape[1:]
-    parts: tuple[Samples, Samples]
     if 3 * height * width * (len(train) + len(test)) <= IN_MEMORY_BYTES:
         images, test_images = (_decode_all(part, (height, width), resize=image_size) for part in (train, test))
         labels, test_labels = (torch.tensor(part.targets) for part in (train, test))
@@ -55,11 +49,37 @@ def load_folder(root: Path, *, image_size: int | None, seed: int) -> Data:
     elif image_size is None:
         raise ConfigError(f"{root} is too large to be held in memory: give image_size, for example 224")
     else:
-        parts = (
-            FolderImages(tuple(train.samples), image_size, augment=True, seed=seed),
-            FolderImages(tuple(test.samples), image_size),
-        )
+        return _on_disk("imagefolder", train, test, image_size, seed)
     return Data("imagefolder", parts[0], parts[1], tuple(train.classes), (3, height, width))
+
+
+def load_imagenet(root: Path, *, image_size: int, seed: int) -> Data:
+    """Loads ImageNet's folders, root/train/CLASS/* and root/val/CLASS/*, decoding images as they are used.
+
+    Training: random resized crop to `image_size` pixels, and mirror. Testing: the shorter side resized to 256/224 of
+    that, and the middle. Normalised with ImageNet's published statistics. Raises ConfigError as `load_folder` does.
+    """
+    return _on_disk("imagenet", *_scan_both(root), image_size, seed)
+
+
+def _on_disk(name: str, train: ImageFolder, test: ImageFolder, size: int, seed: int) -> Data:
+    return Data(
+        name,
+        FolderImages(tuple(train.samples), size, augment=True, seed=seed),
+        FolderImages(tuple(test.samples), size),
+        tuple(train.classes),
+        (3, size, size),
+    )
+
+
+def _scan_both(root: Path) -> tuple[ImageFolder, ImageFolder]:
+    train, test = _scan(root, "train"), _scan(root, "test", "val")
+    if train.classes != test.classes:
+        differ = sorted(set(train.classes) ^ set(test.classes))
+        raise ConfigError(
+            f"{train.root} and {test.root} have different classes ({_few(differ)}): each needs a folder for each class"
+        )
+    return train, test
 
 
 def _scan(root: Path, *names: str) -> ImageFolder:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from stalempi import context as contexts
+from stalempi.clip import Clip
 from stalempi.context import Context
 from stalempi.correction import Correction
 from stalempi.errors import ConfigError
@@ -42,12 +43,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
     Args:
         optimizer: any torch optimizer that needs no closure; on a worker it only holds the hyper-parameters, which
             travel with each push, so that a torch LR scheduler on a worker takes effect.
-        model: its model, on the device where this rank computes. A worker receives parameters into it.
+        model: its model, on the device where this rank computes. A worker receives parameters into it. One that
+            torch.compile returned stands for the model inside, so that not every rank has to compile.
         policy: when a worker may go on: BSP(), ASP(), SSP(bound), DSSP(lower, upper); or Allreduce(), under which there
             is no server, and every rank is a worker until `close`.
         total_samples: global samples after which `done` becomes true on workers; None: no limit.
         schedule: factor of the learning rate as a function of global samples, the same for every policy.
         nonfinite: "raise" ends the job at a gradient with NaN or infinity, "skip" counts it and goes on.
+        clip_norm, clip_value: largest 2-norm and largest element of each gradient that the server applies: under BSP
+            the mean of all workers', else one worker's. By value comes first.
         correction: mends stale gradients on the server; see `stalempi.correction` for what each costs.
         bucket_bytes: about how many bytes one message carries.
         evaluation: what is measured of the model along the way, and how often; see `stalempi.Evaluation`.
@@ -55,8 +59,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
         context: the rank to be; the one of `init` by default.
         observe: called on rank 0 with each event and the decisions that followed.
 
+    A torch.amp.GradScaler works as ever: `scaler.step(optimizer)`, `scaler.update()`. A step in which it finds infinity
+    or NaN is an empty push: the clock goes on and nothing is applied.
+
     Raises ConfigError if a value cannot be used, or if the ranks' models or options differ (it says how).
     """
+
+    # GradScaler then always calls `step`, with `found_inf` and `grad_scale` set for that call; else it would leave out
+    # steps, and the other workers would wait for this one's push.
+    _step_supports_amp_scaling = True
 
     def __init__(  # noqa: PLR0913 - the one place where a user states everything
         self,
@@ -67,6 +78,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         total_samples: int | None = None,
         schedule: Callable[[int], float] | None = None,
         nonfinite: str = "raise",
+        clip_norm: float | None = None,
+        clip_value: float | None = None,
         correction: Correction | None = None,
         bucket_bytes: int = DEFAULT_BUCKET_BYTES,
         evaluation: Evaluation | None = None,
@@ -79,6 +92,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         _check_optimizer(optimizer)
         timeout = stall_timeout if stall_timeout is not None else default_stall_timeout()
         role = self._context.role
+        clip = Clip(clip_norm, clip_value) if (clip_norm, clip_value) != (None, None) else None
         options = ServerOptions(
             total_samples,
             schedule,
@@ -86,11 +100,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
             min(60.0, timeout / 2),
             timeout if role.group_size == 1 else 1.25 * timeout,  # a leader speaks first: it knows which member
             workers=role.takes_from or None,
+            clip=clip,
         )
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.param_groups = optimizer.param_groups
         self.state = optimizer.state
-        self._replica = Replica(model, optimizer, bucket_bytes=bucket_bytes, direct=self._context.transport.direct)
+        inside = _inside(model)
+        self._replica = Replica(inside, optimizer, bucket_bytes=bucket_bytes, direct=self._context.transport.direct)
         self._closed = self._evaluated = False
         check_groups(policy, role.group_size)
         if role.evaluator_rank and not evaluation:
@@ -105,6 +121,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 f"policy {policy}",
                 f"total_samples {total_samples}",
                 f"nonfinite {nonfinite}",
+                f"clip_norm {clip_norm}, clip_value {clip_value}",
                 f"correction {correction.name if correction else None}",
             ],
             timeout,
@@ -115,7 +132,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._critic: Critic | None = None
         self._observe = observe
         transport = self._context.transport
-        self._seen = SampleCount() if role.shard_rank is None else count_samples(model)
+        self._seen = SampleCount() if role.shard_rank is None else count_samples(inside)
         if isinstance(policy, Allreduce):
             self._worker = Peer(
                 self._replica,
@@ -141,7 +158,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         else:
             patience = (3 if role.group_rank else 2) * timeout  # who is behind another waits longer, and lets it speak
             group = Group(role.pushes_to, role.takes_from, timeout)
-            self._worker = Worker(self._replica, transport, stall_timeout=patience, schedule=schedule, group=group)
+            self._worker = Worker(
+                self._replica, transport, stall_timeout=patience, schedule=schedule, clip=clip, group=group
+            )
         self._take_role(self._outer, self._context)
         contexts.open_jobs.append(self)
 
@@ -208,9 +227,26 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 result = closure()
             if isinstance(result, (float, torch.Tensor)):
                 loss = float(result.detach()) if isinstance(result, torch.Tensor) else result
-        worker.step(samples=samples if samples is not None else max(1, self._seen.seen), loss=loss)
+        samples = samples if samples is not None else max(1, self._seen.seen)
+        found_inf, scale = float(getattr(self, "found_inf", 0.0)), getattr(self, "grad_scale", None)
+        if isinstance(worker, Peer):
+            if scale is not None:
+                raise ConfigError(
+                    "a gradient scaler needs a server, for allreduce has sent buckets by then: take bfloat16"
+                )
+            worker.step(samples=samples, loss=loss)
+        elif found_inf:
+            worker.skip(loss=loss)
+        else:
+            worker.step(samples=samples, loss=loss, scale=1.0 if scale is None else float(scale))
         self._seen.take()
         return result
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuses: the ranks have agreed on the groups."""
+        if hasattr(self, "_replica"):
+            raise ConfigError("parameter groups are agreed on at the start: add them to the torch optimizer before")
+        super().add_param_group(param_group)
 
     def snapshot(self) -> dict[str, torch.Tensor]:
         """Returns a copy of the model's state_dict as it is now, running statistics combined (server only).
@@ -313,3 +349,9 @@ def _check_optimizer(optimizer: object) -> None:
         raise ConfigError(f"optimizer must be a plain torch optimizer, got {type(optimizer).__name__}")
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ConfigError("LBFGS needs a closure on the server, which has no data: use SGD, Adam or another")
+
+
+def _inside(model: nn.Module) -> nn.Module:
+    """Returns the model that torch.compile wrapped, or `model` itself."""
+    inside = getattr(model, "_orig_mod", model)
+    return inside if isinstance(inside, nn.Module) else model

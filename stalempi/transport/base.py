@@ -103,8 +103,8 @@ class WorkerEnd(ABC):
     """A worker's side: one push out, one release in, again and again."""
 
     @abstractmethod
-    def push(self) -> None:
-        """Posts the receive of the release and sends the push packet; returns at once."""
+    def push(self, *, empty: bool = False) -> None:
+        """Posts the receive of the release and sends the push packet, or only its header; returns at once."""
 
     @abstractmethod
     def receive(self, timeout: float) -> bool:

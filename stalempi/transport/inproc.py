@@ -196,9 +196,10 @@ class _InprocWorkerEnd(WorkerEnd):
         self._hub, self._push, self._release = hub, push, release
         self._rank, self._server = between
 
-    def push(self) -> None:
-        self._push.parts.stage_out()
-        self._send(self._push.parts)
+    def push(self, *, empty: bool = False) -> None:
+        if not empty:
+            self._push.parts.stage_out()
+        self._send(None if empty else self._push.parts)
 
     def leave(self, timeout: float) -> bool:
         self._send(None)

@@ -157,16 +157,18 @@ class _MpiWorkerEnd(WorkerEnd):
         self._header: MPI.Request = comm.Recv_init(release.header, server, Tag.RELEASE_HEADER)
         self._parts: Requests = [comm.Recv_init(part, server, Tag.RELEASE_PART) for part in release.parts.wire]
         self._statuses = [MPI.Status() for _ in self._parts]
+        self._going = self._sends
         self._sent = self._begun = False
 
-    def push(self) -> None:
+    def push(self, *, empty: bool = False) -> None:
         self._release.parts.make_room()
         _start([self._header, *self._parts])
+        self._sent = self._begun = False
         header, *parts = self._sends
         _start([header])
-        for place in self._push.parts.outgoing():
+        self._going = [header, *self._send_empty_parts()] if empty else self._sends
+        for place in () if empty else self._push.parts.outgoing():
             _start([parts[place]])
-        self._sent = self._begun = False
 
     def receive(self, timeout: float) -> bool:
         if not wait_for(self._is_whole, timeout, lambda: self._begun or not self._sent):
@@ -178,14 +180,16 @@ class _MpiWorkerEnd(WorkerEnd):
         return True
 
     def _is_whole(self) -> bool:
-        self._sent = self._sent or bool(MPI.Request.Testall(self._sends))
+        self._sent = self._sent or bool(MPI.Request.Testall(self._going))
         self._begun = self._begun or bool(self._header.Test())
         return self._sent and self._begun and _all_here(self._parts, self._statuses, self._server)
 
     def leave(self, timeout: float) -> bool:
-        requests = [self._comm.Isend(self._push.header, self._server, Tag.PUSH_HEADER)]
-        requests += [self._comm.Isend(_EMPTY, self._server, Tag.PUSH_PART) for _ in self._push.parts.wire]
+        requests = [self._comm.Isend(self._push.header, self._server, Tag.PUSH_HEADER), *self._send_empty_parts()]
         return wait_for(lambda: bool(MPI.Request.Testall(requests)), timeout)
+
+    def _send_empty_parts(self) -> Requests:
+        return [self._comm.Isend(_EMPTY, self._server, Tag.PUSH_PART) for _ in self._push.parts.wire]
 
     def close(self) -> None:
         for request in [*self._sends, self._header, *self._parts]:

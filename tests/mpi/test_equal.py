@@ -28,3 +28,17 @@ def test_bsp_on_shards_equals_one_process_on_the_joined_batch(workers: int) -> N
 
 def test_one_worker_equals_plain_training_bit_for_bit_under_every_policy() -> None:
     assert differences(1, "asp", "ssp", "bsp") == [0.0] * 6
+
+
+def test_accumulated_clipped_scaled_and_scheduled_gradients_equal_those_of_one_process() -> None:
+    """Two workers under BSP; the model is channels_last, compiled by tracing, and its biases and norms do not decay."""
+    done = mpirun(PROGRAM.with_name("gradients.py"), 3, timeout=150)
+    assert done.code == 0, done.err
+    moved, difference, updates, *skipped = map(float, done.out.split())
+    assert (updates, skipped) == (11, [1, 1])
+    assert moved > 0.05
+    assert difference < 1e-5
+    assert sorted(line for line in done.err.splitlines() if line.startswith("[")) == [
+        "[worker 0, rank 1] has left",
+        "[worker 1, rank 2] has left",
+    ]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from stalempi.policy import make_policy
 from stalempi.trace import read_trace, replay
@@ -52,7 +53,7 @@ def test_a_language_model_learns_text_and_its_tied_matrix_stays_one(tmp_path: Pa
     words += f" --model transformer-tiny-tied --lr 0.1 --epochs 2 --out {tmp_path}"
     done = subprocess.run([BENCH, *words.split()], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    assert "transformer-tiny-tied on text (674 samples)" in done.stdout
+    assert "transformer-tiny-tied on text (674 samples)" in done.stderr
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["accuracy"] > 0.5
     assert result["loss"] < 2.0
@@ -60,6 +61,50 @@ def test_a_language_model_learns_text_and_its_tied_matrix_stays_one(tmp_path: Pa
     state = torch.load(tmp_path / "model.pt", weights_only=True)
     assert torch.equal(state["logits.weight"], state["embed.tokens.weight"])
     model.load_state_dict(state, strict=True)
+
+
+def write_images(root: Path) -> None:
+    """Writes 2 classes of 16 images for training and 4 for testing, ImageNet's folders."""
+    for split, count in (("train", 16), ("val", 4)):
+        for label, name in enumerate(("dark", "light")):
+            folder = root / split / name
+            folder.mkdir(parents=True)
+            for number in range(count):
+                Image.new("RGB", (20, 18), (100 * label + number,) * 3).save(folder / f"{number}.png")
+
+
+def test_everything_that_a_run_may_be_asked_for_at_once(tmp_path: Path) -> None:
+    """Images decoded in processes of their own, and what the options say found again in log, metrics and result."""
+    write_images(tmp_path)
+    out = tmp_path / "out"
+    words = "-m stalempi.bench train --policy bsp --dataset imagenet --image-size 16 --loader-processes 1 --epochs 6"
+    words += (
+        " --batch-size 4 --accumulate 2 --clip-norm 1 --clip-value 1 --weight-decay 0.01 --no-decay-norm --amp bf16"
+    )
+    words += " --schedule cosine --warmup 0.2 --scale-lr --lr 0.01 --nonfinite skip --log-level debug"
+    words += f" --log-interval 0.05 --data-dir {tmp_path} --tensorboard {out / 'board'} --out {out}"
+    done = mpirun(words.split(), 3, timeout=240)
+    assert done.code == 0, done.err
+    assert "[server, rank 0] an update stands for 4 x 4 samples; learning rate 0.01 x 4" in done.err
+    assert "[worker 1, rank 2] left after 12 steps" in done.err
+    assert "warn" not in done.err.lower()
+    result = json.loads((out / "result.json").read_text())
+    assert (result["samples"], result["updates"]) == (6 * 32, 12)
+    assert result["lr"]["scaled"] == pytest.approx(0.04)
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["samples"] == 6 * 32
+    assert rows[-1]["lr"] == result["lr"]["last"] < 0.005
+    assert [row["samples"] for row in rows] == sorted(row["samples"] for row in rows)
+    assert max(row["lr"] for row in rows) > 0.02
+    [events] = (out / "board").iterdir()
+    assert b"worker 1/wait_share" in events.read_bytes()
+
+
+def test_workers_are_quiet_and_the_server_can_be() -> None:
+    done = mpirun("-m stalempi.bench train --policy asp --epochs 1 --log-level warning".split(), 2)
+    assert done.code == 0, done.err
+    assert done.err == ""
+    assert "test accuracy" in done.out
 
 
 def test_a_number_of_ranks_that_the_launcher_did_not_start_is_refused() -> None:

@@ -155,3 +155,16 @@ def test_real_cifar_images_are_read_and_learnt(tmp_path: Path) -> None:
             optimizer.step()
     x, y = data.test.batch(range(200))
     assert (model.eval()(x).argmax(1) == y).float().mean() > 0.25  # chance is 0.1
+
+
+def test_imagenet_is_decoded_as_it_is_used_whatever_its_size(tree: Path) -> None:
+    data = load_dataset("imagenet", data_dir=tree)
+    assert (data.name, data.input_shape) == ("imagenet", (3, 224, 224))
+    small = load_dataset("imagenet", data_dir=tree, image_size=6)
+    assert isinstance(small.train, FolderImages)
+    assert isinstance(small.test, FolderImages)
+    assert small.train.augment
+    assert not small.test.augment
+    images, labels = small.test.batch([0])
+    assert images.shape == (1, 3, 6, 6)
+    assert labels.tolist() == [small.test[0][1]]

@@ -142,6 +142,27 @@ def an_empty_release_changes_no_staged_parameter(transport: Transport) -> None:
     an_empty_release_changes_no_parameter(transport, staged=True)
 
 
+def an_empty_push_brings_no_gradient_and_is_answered(transport: Transport) -> None:
+    if transport.rank == 0:
+        server, parts = Server(transport), parameters(5)
+        for step in range(1, 5):
+            for worker in server.await_messages(RANKS - 1):
+                header = Header.unpack(server.pushes[worker].header)
+                assert (header.step, header.nbytes > 0) == (step, step % 2 == 0)
+                assert contents(server.pushes[worker]) == {step - step % 2}
+                server.release(worker, parts, step=step)
+        server.await_leaves()
+        return
+    worker_end = Worker(transport)
+    for step in range(1, 5):
+        for tensor in worker_end.pushed.parts.tensors:
+            tensor.fill_(step)
+        (worker_end.push_empty if step % 2 == 1 else worker_end.push)(step)
+        assert worker_end.end.receive(LONG)
+        assert contents(worker_end.released) == {5}
+    worker_end.leave(4)
+
+
 def a_leave_brings_no_gradient(transport: Transport, *, staged: bool = False) -> None:
     if transport.rank == 0:
         server = Server(transport, staged=staged)
@@ -236,6 +257,7 @@ CARRIED: list[Callable[[Transport], None]] = [
     staged_parts_settle_as_direct_ones_do,
     an_empty_release_changes_no_parameter,
     an_empty_release_changes_no_staged_parameter,
+    an_empty_push_brings_no_gradient_and_is_answered,
     a_leave_brings_no_gradient,
     a_leave_brings_no_staged_gradient,
     a_broadcast_comes_from_any_rank,

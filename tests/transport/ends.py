@@ -87,6 +87,10 @@ class Worker:
         self.header(Kind.PUSH, step, **changes)
         self.end.push()
 
+    def push_empty(self, step: int) -> None:
+        self.header(Kind.PUSH, step, nbytes=0)
+        self.end.push(empty=True)
+
     def leave(self, step: int) -> None:
         self.header(Kind.LEAVE, step)
         assert self.end.leave(LONG)
