@@ -53,8 +53,10 @@ from stalempi.pipeline.schedules import (
 )
 from stalempi.pipeline.update import UpdateOptions
 from stalempi.policy import ASP, BSP, DSSP, SSP, Allreduce, CachedSSP, Policy
+from stalempi.preempt import PREEMPTED, Preempted
 from stalempi.stats import RunStats, WorkerStats
 from stalempi.train.evaluation import Evaluation
+from stalempi.train.keeper import Checkpoint
 from stalempi.train.loader import DataLoader
 from stalempi.train.optimizer import DistributedOptimizer
 from stalempi.train.run import run_job
@@ -75,10 +77,12 @@ __all__ = [
     "DSP",
     "DSSP",
     "FR",
+    "PREEMPTED",
     "SSP",
     "Allreduce",
     "BlockOptions",
     "CachedSSP",
+    "Checkpoint",
     "ConfigError",
     "Context",
     "DataLoader",
@@ -92,6 +96,7 @@ __all__ = [
     "Pipeline",
     "PipelineStats",
     "Policy",
+    "Preempted",
     "ProtocolError",
     "RunStats",
     "Schedule",

@@ -17,7 +17,7 @@ from mpi4py import MPI
 from stalempi import context
 from stalempi.errors import ConfigError, StalempiError
 
-__all__ = ["fail", "install"]
+__all__ = ["end", "fail", "install"]
 
 # A fault that several ranks find is told by the lowest of them: each waits this long (s) per rank below it, up to a
 # limit, for one of those to end the job.
@@ -54,7 +54,7 @@ def fail(error: BaseException) -> NoReturn:
     """Says where and why this rank failed and ends the job: exit code 2 if the user's input is at fault, else 1."""
     time.sleep(min(_LONGEST_GRACE, _GRACE * MPI.COMM_WORLD.Get_rank()))
     _say(_story(error))
-    _abort(2 if isinstance(error, ConfigError) else 130 if isinstance(error, KeyboardInterrupt) else 1)
+    end(2 if isinstance(error, ConfigError) else 130 if isinstance(error, KeyboardInterrupt) else 1)
 
 
 def _story(error: BaseException) -> str:
@@ -78,7 +78,8 @@ def _say(text: str) -> None:
     sys.stderr.flush()
 
 
-def _abort(code: int) -> NoReturn:
+def end(code: int) -> NoReturn:
+    """Ends the whole job with an exit code."""
     sys.stdout.flush()
     time.sleep(_DELIVERY)
     MPI.COMM_WORLD.Abort(code)
@@ -125,9 +126,9 @@ def _ran_to_its_end() -> bool:
 
 def _abort_quietly(status: object) -> None:
     if isinstance(status, int):
-        _abort(status)
+        end(status)
     _say(str(status))
-    _abort(1)
+    end(1)
 
 
 def _at_end() -> None:

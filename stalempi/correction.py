@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import torch
 
@@ -42,6 +43,17 @@ class Correction(ABC):
 
     def updated(self) -> None:
         """Takes note of the update just made."""
+        return
+
+    def state(self) -> dict[str, Any]:
+        """Returns what a checkpoint keeps of it: numbers and its own tensors, not copied.
+
+        What workers were given is not in it: whoever resumes gives all of them the present parameters.
+        """
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Goes on from a `state`, `start` having been called."""
         return
 
 
@@ -111,6 +123,15 @@ class DelayCompensation(_Snapshots):
         """The snapshots and the running mean square."""
         return super().nbytes + (self._mean_square.nbytes if self._mean_square else 0)
 
+    def state(self) -> dict[str, Any]:
+        """Returns the running mean square."""
+        return {"seen": self._seen, "mean_square": self._mean_square.storages if self._mean_square else []}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Goes on with the running mean square of a `state`."""
+        self._seen = int(state["seen"])
+        _copy(state["mean_square"], self._mean_square.storages if self._mean_square else [])
+
     @torch.no_grad()
     def correct(self, worker: int, gradients: Flat, staleness: int) -> float:
         """Compensates in place; the rate stays."""
@@ -152,6 +173,16 @@ class GapAware(_Snapshots):
         """The snapshots and two copies of the parameters."""
         return super().nbytes + self._mean_square.nbytes + self._before.nbytes
 
+    def state(self) -> dict[str, Any]:
+        """Returns the mean square step."""
+        mean = self._mean_square.storages
+        return {"updates": self._updates, "max_lr": self._max_lr, "mean_square": mean}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Goes on with the mean square step of a `state`."""
+        self._updates, self._max_lr = int(state["updates"]), float(state["max_lr"])
+        _copy(state["mean_square"], self._mean_square.storages)
+
     @torch.no_grad()
     def correct(self, worker: int, gradients: Flat, staleness: int) -> float:
         """Divides in place; the rate stays."""
@@ -179,6 +210,11 @@ class GapAware(_Snapshots):
     def _remember(self) -> None:
         for before, now in zip(self._before.storages, self._replica.params.storages, strict=True):
             before.copy_(now)
+
+
+def _copy(source: Sequence[torch.Tensor], target: Sequence[torch.Tensor]) -> None:
+    for a, b in zip(source, target, strict=True):
+        b.copy_(a)
 
 
 CORRECTIONS = ("none", "rate", "dc-asgd", "dc-asgd-adaptive", "gap-aware")

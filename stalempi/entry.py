@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from stalempi import context
+from stalempi import context, preempt
 from stalempi.context import Context
 from stalempi.errors import ConfigError
 from stalempi.logs import log_to_stderr, logger
@@ -34,6 +34,7 @@ def init(
     pipeline: bool = False,
     group: int = 1,
     evaluator: bool = False,
+    grace: float = 60.0,
 ) -> Context:
     """Starts stalempi on this rank; every rank of `comm` calls it, before anything touches a GPU.
 
@@ -45,6 +46,7 @@ def init(
         pipeline: whether every rank is to hold a block of a model, instead of a server and its workers.
         group: ranks that make one worker: they sum their gradients and push once.
         evaluator: whether the last rank tests the model while the others train it.
+        grace: seconds after SIGTERM or SIGUSR1 within which a data-parallel job has to save and stop (exit code 75).
 
     From here on an uncaught exception on any rank ends the whole job. Returns the context; calling it again returns the
     same one.
@@ -64,6 +66,8 @@ def init(
     from stalempi.transport.probe import choose_path  # noqa: PLC0415
 
     abort.install()
+    if not pipeline:
+        preempt.install(preempt.check_grace(grace), abort.end)
     world = comm or mpi.COMM_WORLD
     _check_launch(world.Get_size())
     role = _choose_role(world, pipeline=pipeline, group=group, evaluator=evaluator)

@@ -75,7 +75,9 @@ class LeaderEnd(WorkerEnd):
         self._inner = transport.server_end(
             [slot.packet for slot in self._slots[1:]], [slot.release_header for slot in self._slots[1:]], group.members
         )
-        self._sum = Slot(replica)
+        total, buffers = replica.params.like(), replica.buffers.like()
+        packet = replica.push_packet(total, buffers)
+        self._sum = Slot(replica, gradients=total, buffers=buffers, packet=packet)
         self._outer = transport.worker_end(self._sum.packet, release, group.server)
         self._parts = replica.release_parts()
         self._clock = 0
@@ -129,6 +131,7 @@ class LeaderEnd(WorkerEnd):
         if header.step != self._clock + 1:
             raise ProtocolError(f"rank {rank} sent step {header.step} to its group after step {self._clock}")
         self._slots[place].push = header
+        self._slots[place].accept(header)
 
     def _push_sum(self) -> None:
         """Pushes the sample-weighted mean of the gradients that are here, as one that stands for all their samples."""

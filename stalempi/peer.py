@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+from stalempi import preempt
 from stalempi.errors import ConfigError, NonFiniteError, ProtocolError, StallError
 from stalempi.gradients import GradientBook
 from stalempi.policy import Allreduce
@@ -48,6 +49,7 @@ class Peer:
         step_count: this worker's clock: steps so far.
         owed: whether others wait for what this worker has not sent; they always do.
         over: whether no worker has data any more.
+        preempted: whether a rank was asked to end; all learn of it in the same round.
     """
 
     owed = True
@@ -84,7 +86,7 @@ class Peer:
         policy.start(transport.size, now)
         self.step_count = self._round_number = 0
         self.waited = 0.0
-        self.over = False
+        self.over = self.preempted = False
         self.zero_grad()
 
     @property
@@ -115,6 +117,8 @@ class Peer:
         self._hyper[:] = self.replica.read_hyper()
         header = self._header(Kind.PUSH, samples=samples, loss=loss)
         header.flags = Flag.NONE if self._book.is_finite() else Flag.NONFINITE
+        if preempt.requested():
+            header.flags |= Flag.PREEMPT
         header.pack_into(self._ticket)
         self._sums.send_rest(samples)
         self.step_count += 1
@@ -162,6 +166,7 @@ class Peer:
                 raise ProtocolError(f"rank {rank} is at step {header.step}, this one at {self._round_number}")
         pushed = [rank for rank, header in enumerate(headers) if header.kind is Kind.PUSH]
         self.over = not pushed
+        self.preempted = self.preempted or any(header.flags & Flag.PREEMPT for header in headers)
         now = self.options.now()
         self._count(headers, now)
         poor = [rank for rank in pushed if headers[rank].flags & Flag.NONFINITE]

@@ -16,7 +16,7 @@ from stalempi.flat import MAX_BUCKET_BYTES, Flat
 from stalempi.transport.base import Packet, Parts
 from stalempi.transport.message import HEADER_BYTES, Buffer
 
-__all__ = ["DEFAULT_BUCKET_BYTES", "Replica", "difference"]
+__all__ = ["DEFAULT_BUCKET_BYTES", "Replica", "difference", "only"]
 
 DEFAULT_BUCKET_BYTES = 1 << 20
 
@@ -90,15 +90,18 @@ class Replica:
         ]
         return Parts([*self.params.buckets(1 << 26), *self.buffers.buckets(1 << 26), *flat], direct=self._direct)
 
-    def push_packet(self, gradients: Flat, buffers: Flat) -> Packet:
-        """Returns the place of one worker's pushes: header, hyper-parameters, touched flags, gradients, buffers."""
+    def push_packet(self, gradients: Flat, buffers: Flat, *, note_bytes: int = 0) -> Packet:
+        """Returns the place of one worker's pushes: header, hyper-parameters, touched flags, note, gradients, buffers.
+
+        The note is what a checkpoint keeps of the worker itself.
+        """
         buckets = [*gradients.buckets(self.bucket_bytes), *buffers.buckets(self.bucket_bytes)]
         parts = Parts(buckets, direct=self._direct)
-        return Packet(self.header_bytes, parts)
+        return Packet(self.header_bytes + note_bytes, parts)
 
     @property
     def header_bytes(self) -> int:
-        """Size of what goes before a gradient: header, hyper-parameters, touched flags."""
+        """Size of what goes before a gradient: header, hyper-parameters, touched flags; a note follows it."""
         return HEADER_BYTES + 8 * self._hyper_count + len(self.trained)
 
     def release_parts(self) -> Parts:
@@ -112,6 +115,10 @@ class Replica:
     def touched(self, header: Buffer) -> NDArray[np.bool_]:
         """Returns the place of the flags, one per trained parameter: whether it has a gradient in this step."""
         return np.frombuffer(header, np.bool_, len(self.trained), HEADER_BYTES + 8 * self._hyper_count)
+
+    def note(self, packet: Packet) -> memoryview:
+        """Returns the place of the worker's note in a push's header."""
+        return memoryview(packet.header)[self.header_bytes :]
 
     def read_hyper(self) -> list[float]:
         """Returns the numeric hyper-parameters of all groups, in the order that `write_hyper` takes."""
@@ -158,10 +165,13 @@ def difference(texts: Sequence[bytes], first: int = 0) -> str:
         theirs = text.decode().split("\n")
         if theirs == ours:
             continue
-        only = [line for line in theirs if line not in ours]
-        lacks = [line for line in ours if line not in theirs]
-        clauses.append(f"rank {rank} has {_few(only)} where rank {first} has {_few(lacks)}")
+        clauses.append(f"rank {rank} has {only(theirs, ours)} where rank {first} has {only(ours, theirs)}")
     return "; ".join(clauses)
+
+
+def only(mine: Sequence[str], others: Sequence[str]) -> str:
+    """Returns, in words, the lines of `mine` that `others` lacks."""
+    return _few([line for line in mine if line not in others])
 
 
 def _few(lines: Sequence[str]) -> str:

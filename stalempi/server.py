@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,20 @@ from stalempi.stats import RunStats, WorkerStats
 from stalempi.transport.base import ServerEnd, Transport
 from stalempi.transport.message import Flag, Header, Kind
 
-__all__ = ["Server", "ServerOptions"]
+__all__ = ["Attendant", "Server", "ServerOptions"]
+
+
+class Attendant(Protocol):
+    """Whoever looks after a server while it serves: checkpoints and preemption (see `train/keeper.py`)."""
+
+    def started(self, now: float) -> None:
+        """Is called once the policy has been started, at `now` (s)."""
+
+    def between(self, now: float) -> None:
+        """Is called at `now` (s) after every event, and at least every CHECK_EVERY seconds."""
+
+    def ended(self) -> None:
+        """Is called when every worker has left, unless the server was drained."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +52,7 @@ class ServerOptions:
         now: the server's clock, seconds.
         workers: the rank of each worker (a group's leader); by default every rank but 0.
         clip: limits of each gradient that is applied: under BSP the mean of a round, else one worker's.
+        note_bytes: bytes of the note in each push, see `Replica.push_packet`.
     """
 
     total_samples: int | None = None
@@ -48,6 +63,7 @@ class ServerOptions:
     now: Callable[[], float] = time.monotonic
     workers: Sequence[int] | None = None
     clip: Clip | None = None
+    note_bytes: int = 0
 
     def __post_init__(self) -> None:
         if self.total_samples is not None and self.total_samples < 1:
@@ -71,6 +87,8 @@ class Server:
 
     Attributes:
         stats: what has happened so far.
+        attendant: looks after it; None: nobody does.
+        preempt_asked: whether a worker has said that it was asked to end.
     """
 
     def __init__(
@@ -86,7 +104,7 @@ class Server:
         self.replica, self.policy, self.options = replica, policy, options or ServerOptions()
         self._observe = observe
         self._ranks = self.options.workers or range(1, transport.size)
-        self._slots = [Slot(replica) for _ in self._ranks]
+        self._slots = [Slot(replica, note_bytes=self.options.note_bytes) for _ in self._ranks]
         self._end: ServerEnd = transport.server_end(
             [slot.packet for slot in self._slots], [slot.release_header for slot in self._slots], self._ranks
         )
@@ -98,12 +116,38 @@ class Server:
         if correction:
             correction.start(replica, len(self._slots))
         self.stats = RunStats([WorkerStats() for _ in self._slots])
+        self.attendant: Attendant | None = None
+        self.preempt_asked = self._draining = False
+        self._absent: set[int] = set()  # waited when the checkpoint was taken, and have not said that they are here
+        self._postponed: dict[int, bool] = {}  # their releases, by whether they are empty
 
     @property
     def stopping(self) -> bool:
         """Whether enough global samples have been applied, so that workers are told to leave."""
         total = self.options.total_samples
         return total is not None and self.stats.samples >= total
+
+    @property
+    def slots(self) -> Sequence[Slot]:
+        """What it keeps of each worker."""
+        return self._slots
+
+    @property
+    def correction(self) -> Correction | None:
+        """What mends stale gradients."""
+        return self._correction
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether no gradient waits to be applied, so that the parameters tell of every push received."""
+        return all(slot.push is None for slot in self._slots)
+
+    def drain(self) -> None:
+        """Tells every worker to leave, now or at its next push, which is then not applied: the job is preempted."""
+        self._draining = True
+        for worker in self.policy.clocks.workers():
+            if not self.policy.is_running(worker):
+                self._release(worker, empty=True)
 
     def serve(self) -> RunStats:
         """Serves until every worker has left; the model then holds the final parameters and running statistics."""
@@ -114,11 +158,18 @@ class Server:
         limits = {"warning": self.options.stall_warning, "timeout": self.options.stall_timeout}
         self._silence = Silence(self._ranks, now, **limits)
         self.policy.start(len(self._slots), now)  # everybody has the first parameters since joining
+        if self.attendant:
+            self.attendant.started(now)
+        self._absent = {worker for worker in self.policy.clocks.workers() if not self.policy.is_running(worker)}
         while self.policy.clocks.num_active:
             for worker in self._end.receive(timeout=CHECK_EVERY):
                 self._handle(worker, self.options.now())
+                self._attend()
+            self._attend()
             self._silence.check(self.policy, self.options.now())
         self.stats.ended = self.options.now()
+        if self.attendant and not self._draining:
+            self.attendant.ended()
         self._end.close(self.options.stall_timeout)
         self.combine_buffers()
         return self.stats
@@ -128,11 +179,24 @@ class Server:
         samples = {worker: stats.samples for worker, stats in enumerate(self.stats.workers)}
         combine_buffers(self.replica.buffers, {w: slot.buffers for w, slot in enumerate(self._slots)}, samples)
 
+    def _attend(self) -> None:
+        if self.attendant and not self._draining:
+            self.attendant.between(self.options.now())
+
     def _handle(self, worker: int, now: float) -> None:
         slot, stats = self._slots[worker], self.stats.workers[worker]
         header = Header.unpack(slot.packet.header)
-        stats.ended = now
         self._silence.broken(worker, now)
+        slot.step = header.step
+        if header.flags & Flag.WAITING:
+            self._arrived(worker)
+            return
+        if self._draining:
+            self._turn_away(worker, header, now)
+            return
+        slot.accept(header)
+        self.preempt_asked = self.preempt_asked or bool(header.flags & Flag.PREEMPT)
+        stats.ended = now
         if not math.isnan(header.waited):
             stats.waited += header.waited
         event: Event
@@ -147,6 +211,19 @@ class Server:
         self._carry_out(decisions)
         if self._observe:
             self._observe(event, decisions)
+
+    def _arrived(self, worker: int) -> None:
+        """Takes note that a worker is here for the release that was due to it before the checkpoint."""
+        self._absent.discard(worker)
+        if worker in self._postponed:
+            self._release(worker, empty=self._postponed.pop(worker))
+
+    def _turn_away(self, worker: int, header: Header, now: float) -> None:
+        """Answers a push that came after the last checkpoint; it is in none, so whoever resumes makes it again."""
+        if header.kind is Kind.LEAVE:
+            self.policy.on_leave(Leave(worker, now))
+        else:
+            self._release(worker, empty=True)
 
     def _admit(self, worker: int, header: Header) -> None:
         slot, stats = self._slots[worker], self.stats.workers[worker]
@@ -227,6 +304,9 @@ class Server:
 
     def _release(self, worker: int, *, empty: bool = False) -> None:
         slot = self._slots[worker]
+        if worker in self._absent:
+            self._postponed[worker] = empty
+            return
         if not empty:
             slot.version = self.stats.updates
             if self._correction:
@@ -235,12 +315,14 @@ class Server:
             Kind.RELEASE,
             sender=0,
             layout=self.replica.layout,
-            step=self.policy.clocks.counts[worker],
+            step=slot.step,
             version=slot.version,
             samples=self.stats.samples,
             nbytes=0 if empty else self._master.parts.nbytes,
             flags=Flag.STOP if self.stopping else Flag.NONE,
         )
+        if self._draining:
+            header.flags |= Flag.PREEMPT
         header.pack_into(slot.release_header)
         self._end.release(worker, self._master.parts, empty=empty)
         self._silence.broken(worker, self.options.now())

@@ -20,11 +20,13 @@ class Slot:
     """Where one worker's pushes arrive, and what the server knows of the worker.
 
     Attributes:
-        gradients, buffers: views of what the latest push brought.
+        gradients: views of what the latest push brought.
         hyper, touched: the hyper-parameters (float64) and flags in its header, see `Replica`.
+        buffers, note: copies of what it brought, since a next push may arrive at any moment after the release.
         release_header: where the header of the worker's next release is written.
         push: the header of the push that waits to be applied.
         version: updates in the parameters that the worker has.
+        step: the worker's clock at its latest push.
     """
 
     def __init__(
@@ -34,16 +36,28 @@ class Slot:
         gradients: Flat | None = None,
         buffers: Flat | None = None,
         packet: Packet | None = None,
+        note_bytes: int = 0,
     ) -> None:
         """Makes room for the pushes of a worker, or takes the place where some are."""
         self.gradients: Flat = gradients or replica.params.like()
         self.buffers: Flat = buffers or replica.buffers.like()
-        self.packet: Packet = packet or replica.push_packet(self.gradients, self.buffers)
+        self._arriving = replica.buffers.like()
+        self.packet: Packet = packet or replica.push_packet(self.gradients, self._arriving, note_bytes=note_bytes)
         self.hyper = replica.hyper(self.packet.header)
         self.touched = replica.touched(self.packet.header)
+        self.note = bytearray(note_bytes)
+        self._arriving_note = replica.note(self.packet)
         self.release_header = bytearray(HEADER_BYTES)
         self.push: Header | None = None
-        self.version = 0
+        self.version = self.step = 0
+
+    def accept(self, header: Header) -> None:
+        """Copies what else a message brought besides the gradients."""
+        self.note[:] = self._arriving_note
+        if not header.nbytes:
+            return
+        for mine, arrived in zip(self.buffers.storages, self._arriving.storages, strict=True):
+            mine.copy_(arrived)
 
     def take(self) -> Header:
         """Returns the header of the push that waits, which then no longer does."""

@@ -70,6 +70,7 @@ class RunStats:
         samples: global samples: those of every gradient applied.
         started, ended: server's clock, seconds.
         loss: running mean of the workers' losses, those with NaN or infinity left out; NaN while none was given.
+        former: workers of before a resume with another number of them.
     """
 
     workers: list[WorkerStats]
@@ -78,6 +79,7 @@ class RunStats:
     started: float = 0.0
     ended: float = 0.0
     loss: float = math.nan
+    former: list[WorkerStats] = field(default_factory=list)
     _weight: float = field(default=0.0, repr=False)
 
     @property
@@ -101,4 +103,5 @@ class RunStats:
             "samples": self.samples,
             "updates": self.updates,
             "workers": [worker.report() for worker in self.workers],
+            "former_workers": [worker.report() for worker in self.former],
         }

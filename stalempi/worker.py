@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 
+from stalempi import preempt
 from stalempi.clip import Clip
 from stalempi.errors import ConfigError, ProtocolError, StallError
 from stalempi.gradients import GradientBook
@@ -27,17 +28,19 @@ class Worker:
         schedule, clip: the server's factor of the learning rate and its limits of a gradient, for the steps that this
             worker takes alone.
         group: whom it pushes to, and who pushes to it.
+        note: returns what a checkpoint keeps of this worker, always as many bytes; None without checkpoints.
 
     Attributes:
         step_count: this worker's clock: pushes so far.
         version: updates in the parameters that the model now has.
         global_samples: samples of all workers that the server has applied.
         stopping: whether the server says that enough samples have been applied.
+        preempted: whether the server says that the job ends, and has not applied the latest push.
         waited: seconds spent waiting for the latest release.
         owed: whether a push is out and its release has not come.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - made in one place
         self,
         replica: Replica,
         transport: Transport,
@@ -46,12 +49,14 @@ class Worker:
         schedule: Callable[[int], float] | None = None,
         clip: Clip | None = None,
         group: Group | None = None,
+        note: Callable[[], bytes] | None = None,
     ) -> None:
         self.replica = replica
         self.gradients = replica.params.like()
         self._rank, self._stall_timeout = transport.rank, stall_timeout
         self._schedule, self._clip = schedule, clip
-        self._push = replica.push_packet(self.gradients, replica.buffers)
+        self._note = note
+        self._push = replica.push_packet(self.gradients, replica.buffers, note_bytes=len(note()) if note else 0)
         self._release = Packet(HEADER_BYTES, replica.release_parts())
         self._hyper, self._touched = replica.hyper(self._push.header), replica.touched(self._push.header)
         group = group or Group()
@@ -61,7 +66,7 @@ class Worker:
             else transport.worker_end(self._push, self._release, group.server)
         )
         self.step_count = self.version = self.global_samples = 0
-        self.stopping = False
+        self.stopping = self.preempted = False
         self.waited = 0.0
         self.owed = False
         self._book = GradientBook(replica.trained, self.gradients)
@@ -95,17 +100,34 @@ class Worker:
 
     def _exchange(self, header: Header) -> None:
         header.step = self.step_count = self.step_count + 1
+        if preempt.requested():
+            header.flags |= Flag.PREEMPT
+        self._send(header)
+
+    def rejoin(self) -> None:
+        """Waits for the release that was due to this worker when the checkpoint was taken that it goes on from."""
+        header = self._header(Kind.PUSH)
+        header.flags = Flag.WAITING
+        self._send(header)
+
+    def _send(self, header: Header) -> None:
         header.pack_into(self._push.header)
+        self._write_note()
         self._pushed = header
         self.owed = True
         self._end.push(empty=not header.nbytes)
         self._await_release()
+
+    def _write_note(self) -> None:
+        if self._note:
+            self.replica.note(self._push)[:] = self._note()
 
     def leave(self) -> None:
         """Tells the server that this worker has no more data; returns once that is on its way."""
         if self.owed:
             self._await_release()
         self._header(Kind.LEAVE).pack_into(self._push.header)
+        self._write_note()
         if not self._end.leave(self._stall_timeout):
             raise StallError(f"rank {self._rank}: the server did not take the leave within {self._stall_timeout:g} s")
         self._end.close()
@@ -136,7 +158,9 @@ class Worker:
             raise ProtocolError(f"rank {self._rank} step {self.step_count}: got the release of step {header.step}")
         self.version, self.global_samples = header.version, header.samples
         self.stopping = bool(header.flags & Flag.STOP)
-        if not header.nbytes and self._pushed.nbytes and not self._pushed.flags & Flag.NONFINITE:
+        self.preempted = bool(header.flags & Flag.PREEMPT)
+        alone = not header.nbytes and self._pushed.nbytes and not self._pushed.flags & Flag.NONFINITE
+        if alone and not self.preempted:
             self._step_alone()
 
     def _step_alone(self) -> None:

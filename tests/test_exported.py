@@ -7,11 +7,12 @@ import pytest
 import stalempi
 
 PUBLIC = """
-ASP Allreduce BP BSP BlockOptions CachedSSP ConfigError Context DDG DNI DSP DSSP DataLoader DistributedOptimizer
-DistributedSampler Evaluation FR GPipe NonFiniteError OneForwardOneBackward PipeDream Pipeline PipelineStats Policy
-ProtocolError RunStats SSP Schedule StalempiError StallError TwoBW UpdateOptions WorkerStats __version__ allreduce
-barrier broadcast_object broadcast_optimizer_state broadcast_parameters device group_rank group_size init is_evaluator
-is_initialized is_server local_rank local_size num_shards num_workers rank run shard_rank shutdown size worker_rank
+ASP Allreduce BP BSP BlockOptions CachedSSP Checkpoint ConfigError Context DDG DNI DSP DSSP DataLoader
+DistributedOptimizer DistributedSampler Evaluation FR GPipe NonFiniteError OneForwardOneBackward PREEMPTED PipeDream
+Pipeline PipelineStats Policy Preempted ProtocolError RunStats SSP Schedule StalempiError StallError TwoBW
+UpdateOptions WorkerStats __version__ allreduce barrier broadcast_object broadcast_optimizer_state
+broadcast_parameters device group_rank group_size init is_evaluator is_initialized is_server local_rank local_size
+num_shards num_workers rank run shard_rank shutdown size worker_rank
 """.split()
 
 

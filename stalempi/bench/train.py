@@ -21,6 +21,7 @@ from stalempi.errors import ConfigError
 from stalempi.logs import LEVELS
 from stalempi.roles import assign_role
 from stalempi.simulate.scenarios import SCENARIOS
+from stalempi.train.keeper import Checkpoint
 
 __all__ = ["train"]
 
@@ -58,6 +59,27 @@ _count = click.IntRange(min=1)
     "--evaluate-every", metavar="N|Ns", help="Test the model every N global samples, or N seconds: 5000, 30s."
 )
 @click.option("--stall-timeout", type=_positive, help="Seconds after which a silent rank ends the job [default: 600].")
+@click.option("--checkpoint-dir", type=click.Path(path_type=Path, file_okay=False), help="Save the run in this folder.")
+@click.option(
+    "--checkpoint-every",
+    metavar="SAMPLES|SECONDSs",
+    help="Save so often, as in 5000 or 30s [default: at the end, and when a signal ends the job].",
+)
+@click.option("--checkpoint-keep", type=_count, default=2, show_default=True, help="Checkpoints to keep.")
+@click.option(
+    "--resume",
+    default="auto",
+    show_default=True,
+    metavar="auto|no|PATH",
+    help="Go on from the newest in --checkpoint-dir, if there is one; start fresh; or go on from PATH.",
+)
+@click.option(
+    "--grace",
+    type=_positive,
+    default=60.0,
+    show_default=True,
+    help="Seconds from SIGTERM or SIGUSR1 until the job is ended hard; it saves and stops before, with exit code 75.",
+)
 @click.option("--trace", type=click.Path(path_type=Path, dir_okay=False), help="Write every event to this file.")
 @click.option("--log-interval", type=_positive, default=5.0, show_default=True, help="Seconds from line to line.")
 @click.option(
@@ -82,6 +104,7 @@ def train(**words: Any) -> None:
     if ranks is not None and ranks < 2:
         raise ConfigError(f"-n {ranks}: a job needs at least 2 ranks, one server and one worker")
     policy = policy_from(words)
+    words["checkpoint"] = _checkpoint_from(words)
     options = TrainOptions(policy=policy, choice=choice_from(words), recipe=recipe_from(words), **words)
     if ranks is not None:
         assign_role(0, ranks, group=options.group, evaluator=options.evaluator)
@@ -97,3 +120,17 @@ def train(**words: Any) -> None:
         if file and not file.parent.is_dir():
             raise ConfigError(f"{name} {file}: there is no folder {file.parent}; make it or choose another")
     relaunch(ranks, sys.argv[1:], launch)
+
+
+def _checkpoint_from(words: dict[str, Any]) -> Checkpoint | None:
+    """Takes the options of checkpoints out of the command's; ConfigError if they do not fit together."""
+    folder, every, keep, resume = (
+        words.pop(key) for key in ("checkpoint_dir", "checkpoint_every", "checkpoint_keep", "resume")
+    )
+    if folder is None:
+        if every is not None or resume != "auto":
+            raise ConfigError("--checkpoint-every and --resume need --checkpoint-dir: the folder of this run")
+        return None
+    checkpoint = Checkpoint(folder, every=every, keep=keep, resume=resume)
+    checkpoint.find()
+    return checkpoint

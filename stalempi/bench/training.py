@@ -35,6 +35,7 @@ from stalempi.trace import Recorder
 from stalempi.train.data import Data
 from stalempi.train.evaluate import evaluate
 from stalempi.train.evaluation import Every
+from stalempi.train.keeper import Checkpoint
 
 __all__ = ["TrainOptions", "run_rank"]
 
@@ -60,6 +61,8 @@ class TrainOptions:
     evaluator: bool
     evaluate_every: str | None
     stall_timeout: float | None
+    checkpoint: Checkpoint | None
+    grace: float
     trace: Path | None
     log_interval: float
     log_level: str | None
@@ -72,18 +75,28 @@ class TrainOptions:
         Every.parse(self.evaluate_every)
         if self.device is not None:
             parse_device(self.device)
-        if not self.policy.has_server and self.trace:
-            raise ConfigError(f"--trace records what a server decides, and {self.policy.name} has none: leave it out")
-        if not self.policy.has_server and (self.group > 1 or self.evaluator):
-            raise ConfigError(f"--group and --evaluator are of a job with a server, and {self.policy.name} has none")
-        if not self.policy.has_server and self.correction != "none":
-            raise ConfigError(f"--correction mends stale gradients, and under {self.policy.name} none is stale")
+        self._check_job()
         if self.scenario and self.emulate_ms:
             raise ConfigError("give one of --scenario and --emulate-ms: both say how long an iteration takes")
         if self.scenario and find_scenario(self.scenario).dies:
             raise ConfigError(f"--scenario {self.scenario} is for simulate and compare: a lost rank ends an MPI job")
         if self.tensorboard is not None:
             check_board()
+
+    def _check_job(self) -> None:
+        """Raises ConfigError if the policy, groups, checkpoints and the like do not go together."""
+        if self.checkpoint and self.group > 1:
+            raise ConfigError(f"--group {self.group}: checkpoints do not know groups yet; leave one of them out")
+        if self.policy.has_server:
+            return
+        if self.trace:
+            raise ConfigError(f"--trace records what a server decides, and {self.policy.name} has none: leave it out")
+        if self.group > 1 or self.evaluator:
+            raise ConfigError(f"--group and --evaluator are of a job with a server, and {self.policy.name} has none")
+        if self.correction != "none":
+            raise ConfigError(f"--correction mends stale gradients, and under {self.policy.name} none is stale")
+        if self.checkpoint:
+            raise ConfigError(f"--checkpoint-dir: the server saves a run, and {self.policy.name} has none")
 
     def total_samples(self, data: Data) -> int:
         """Returns the global samples of the whole run."""
@@ -107,12 +120,15 @@ class TrainOptions:
         """Returns the options as result.json holds them."""
         plain = asdict(self) | {"policy": str(self.policy)}
         plain |= plain.pop("recipe") | plain.pop("choice")
+        plain["checkpoint"] = str(self.checkpoint) if self.checkpoint else None
         return {key: str(value) if isinstance(value, Path) else value for key, value in plain.items()}
 
 
 def run_rank(options: TrainOptions, ranks: int | None) -> None:
     """Serves or works, as this rank is to; `ranks` is what the user expects, if they said."""
-    context = stalempi.init(device=options.device, group=options.group, evaluator=options.evaluator)
+    context = stalempi.init(
+        device=options.device, group=options.group, evaluator=options.evaluator, grace=options.grace
+    )
     if ranks not in (None, context.size):
         raise ConfigError(f"-n {ranks}, but the launcher started {context.size} ranks: leave -n out under a launcher")
     context = context if options.policy.has_server else context.without_server()
@@ -179,6 +195,7 @@ def _distribute(
         evaluation=stalempi.Evaluation(measure, options.evaluate_every),
         stall_timeout=options.stall_timeout,
         observe=observe,
+        checkpoint=options.checkpoint,
     )
 
 
@@ -196,6 +213,7 @@ def _work(
     )
     torch.manual_seed(options.choice.seed + context.rank)  # dropout differs between workers
     with optimizer:
+        optimizer.track(loader)
         logger.info("%d samples of %d, on %s", len(sampler), len(data.train), context.device)
         stepper = Stepper(model, optimizer, options.recipe.amp, context.device)
         while not optimizer.done:
@@ -221,6 +239,8 @@ def _lead(options: TrainOptions, data: Data, model: nn.Module, pace: Pace) -> No
     optimizer = _distribute(options, data, model, correction, observe)
     context = current()
     _log_start(options, data)
+    if optimizer.resumed_from:
+        logger.info("resumed from %s at %d samples", optimizer.resumed_from, optimizer.global_samples)
     if correction:
         logger.info("correction %s: %.1f MiB more on the server", correction.name, correction.nbytes / 2**20)
 

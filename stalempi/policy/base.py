@@ -23,7 +23,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from stalempi.errors import ConfigError, ProtocolError
 from stalempi.policy.clocks import Clocks
@@ -106,6 +106,24 @@ class Policy(ABC):
         """The largest gap at which a worker may start an iteration; None if there is no bound."""
         return None
 
+    def state(self, now: float) -> dict[str, Any]:
+        """Returns what the policy holds at `now` (s), as plain values that JSON can hold; times as ages."""
+        return {"clocks": self.clocks.state(), "running": list(self._running), **self._state(now)}
+
+    def load_state(self, state: dict[str, Any], now: float) -> None:
+        """Goes on from a `state`, at `now` (s), where `start` has just begun a run of as many workers.
+
+        It then decides as the policy of that state would, time having stood still in between. Raises ConfigError, and
+        changes nothing, if the state is of another number of workers.
+        """
+        if len(state["running"]) != len(self._running):
+            raise ConfigError(
+                f"the state is of {len(state['running'])} workers, this run has {len(self._running)}: start anew"
+            )
+        self.clocks.load_state(state["clocks"])
+        self._running = [bool(running) for running in state["running"]]
+        self._load_state(state, now)
+
     def is_running(self, worker: int) -> bool:
         """Returns whether `worker` is in and computing (released and not pushed since)."""
         return self.clocks.is_active(worker) and self._running[worker]
@@ -144,6 +162,14 @@ class Policy(ABC):
 
     def _begin(self, num_workers: int, now: float) -> None:
         """Sets up what a subclass keeps for one run; nobody is released yet."""
+        return
+
+    def _state(self, now: float) -> dict[str, Any]:
+        """Returns what a subclass keeps for one run; times as ages at `now` (s)."""
+        return {}
+
+    def _load_state(self, state: dict[str, Any], now: float) -> None:
+        """Takes over what `_state` returned; the clocks are those of the state already."""
         return
 
     @abstractmethod

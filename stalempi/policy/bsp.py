@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from stalempi.errors import ConfigError
 from stalempi.policy.base import Apply, Decision, Drop, Leave, Policy, Push
@@ -48,6 +48,14 @@ class BSP(Policy):
         self._gathered: list[int] = []
         self._num_waiting = 0
         self._on_time = set(range(num_workers))
+
+    def _state(self, now: float) -> dict[str, Any]:
+        return {"gathered": list(self._gathered), "waiting": self._num_waiting, "on_time": sorted(self._on_time)}
+
+    def _load_state(self, state: dict[str, Any], now: float) -> None:
+        self._gathered = [int(worker) for worker in state["gathered"]]
+        self._num_waiting = int(state["waiting"])
+        self._on_time = {int(worker) for worker in state["on_time"]}
 
     def _pushed(self, event: Push) -> list[Decision]:
         worker = event.worker

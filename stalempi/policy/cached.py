@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from stalempi.policy.base import Apply, Continue, Decision, Leave, Policy, Push
 from stalempi.policy.checks import check_whole
@@ -51,6 +51,13 @@ class CachedSSP(Policy):
     def _begin(self, num_workers: int, now: float) -> None:
         self._gate = Gate()
         self._fetched = [0] * num_workers
+
+    def _state(self, now: float) -> dict[str, Any]:
+        return {"gate": self._gate.state(), "fetched": list(self._fetched)}
+
+    def _load_state(self, state: dict[str, Any], now: float) -> None:
+        self._gate.load_state(state["gate"])
+        self._fetched = [int(least) for least in state["fetched"]]
 
     def _pushed(self, event: Push) -> list[Decision]:
         worker, least = event.worker, self.clocks.least

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
 from stalempi.errors import ProtocolError
 
@@ -45,6 +46,19 @@ class Clocks:
         self.active[worker] = False
         self.num_active -= 1
         self._remove(self.counts[worker])
+
+    def state(self) -> dict[str, Any]:
+        """Returns counts and members as plain values."""
+        bounds = {"least": self.least, "most": self.most, "total": self.total}
+        return {"counts": list(self.counts), "active": list(self.active), **bounds}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Goes on from a `state` of as many workers."""
+        self.counts = [int(count) for count in state["counts"]]
+        self.active = [bool(active) for active in state["active"]]
+        self.least, self.most, self.total = int(state["least"]), int(state["most"]), int(state["total"])
+        self.num_active = sum(self.active)
+        self._bins = Counter(self.counts[worker] for worker in self.workers())
 
     def gap(self, worker: int) -> int:
         """Returns c_p - m of `worker`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from stalempi.policy.clocks import Clocks
 
@@ -43,6 +43,14 @@ class Controller(ABC):
     def left(self, worker: int, now: float) -> None:
         """Is told that `worker` has left at `now`."""
         return
+
+    @abstractmethod
+    def state(self, now: float) -> dict[str, Any]:
+        """Returns what it has learned by `now` (s), as plain values; times as ages."""
+
+    @abstractmethod
+    def load_state(self, state: dict[str, Any], now: float) -> None:
+        """Goes on from a `state` at `now` (s), `start` having begun; the clocks are those of the state already."""
 
     @abstractmethod
     def threshold(self, worker: int, now: float) -> int:

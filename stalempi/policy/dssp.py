@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from stalempi.errors import ConfigError
 from stalempi.policy.base import Decision, Leave, Push
@@ -74,6 +74,13 @@ class DSSP(Gated):
     def _begin(self, num_workers: int, now: float) -> None:
         super()._begin(num_workers, now)
         self.controller.start(self.clocks, now)
+
+    def _state(self, now: float) -> dict[str, Any]:
+        return {**super()._state(now), "controller": self.controller.state(now)}
+
+    def _load_state(self, state: dict[str, Any], now: float) -> None:
+        super()._load_state(state, now)
+        self.controller.load_state(state["controller"], now)
 
     def _threshold(self, event: Push) -> int:
         chosen = self.controller.threshold(event.worker, event.now)

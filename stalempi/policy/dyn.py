@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from stalempi.policy.clocks import Clocks
 from stalempi.policy.controllers import Controller
@@ -52,6 +52,15 @@ class MomentController(Controller):
         """Predicts the next push of `worker`."""
         self._forecast.released(worker, now)
 
+    def state(self, now: float) -> dict[str, Any]:
+        """Returns the ceiling and what is predicted."""
+        return {"ceiling": self.ceiling, "forecast": self._forecast.state(now)}
+
+    def load_state(self, state: dict[str, Any], now: float) -> None:
+        """Goes on with the ceiling and the predictions of a `state`."""
+        self.ceiling = int(state["ceiling"])
+        self._forecast.load_state(state["forecast"], now)
+
     def threshold(self, worker: int, now: float) -> int:
         """Returns gap - 1 where stopping now is predicted to cost next to nothing, else the ceiling."""
         self._measure(worker, self._forecast.pushed(worker, now))
@@ -82,6 +91,15 @@ class DynController(MomentController):
         thresholds = [*range(self.lower, self.upper, every), self.upper]
         self._replay = Replay(len(clocks.counts), thresholds, memory=_MEMORY_ROWS)
         self.ceiling = self.lower
+
+    def state(self, now: float) -> dict[str, Any]:
+        """Returns also what hindsight rests on."""
+        return super().state(now) | {"replay": self._replay.state()}
+
+    def load_state(self, state: dict[str, Any], now: float) -> None:
+        """Goes on with the predictions and the hindsight of a `state`."""
+        super().load_state(state, now)
+        self._replay.load_state(state["replay"])
 
     def left(self, worker: int, now: float) -> None:
         """Goes on without `worker`."""

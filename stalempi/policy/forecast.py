@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from heapq import heappop, heappush
+from typing import Any
 
 from stalempi.policy.clocks import Clocks
 from stalempi.policy.predictors import make_predictor
@@ -33,6 +34,27 @@ class Forecast:
         self._predictors = [make_predictor(predictor) for _ in range(num_workers)]
         self._heaps: dict[int, tuple[Heap, Heap]] = {}
         self._least = 0
+
+    def state(self, now: float) -> dict[str, Any]:
+        """Returns the releases, as ages at `now` (s), and what each predictor holds."""
+        entered = {(count, worker) for count, (earliest, _) in self._heaps.items() for _, worker in earliest}
+        running = [(count, worker) in entered for worker, count in enumerate(self._clocks.counts)]
+        ages = [now - released for released in self._released]
+        return {
+            "ages": ages,
+            "running": running,
+            "predictors": [dict(vars(predictor)) for predictor in self._predictors],
+        }
+
+    def load_state(self, state: dict[str, Any], now: float) -> None:
+        """Goes on from a `state` at `now` (s), with the clocks of that moment."""
+        for predictor, held in zip(self._predictors, state["predictors"], strict=True):
+            vars(predictor).update(held)
+        self._released = [now - age for age in state["ages"]]
+        self._heaps, self._least = {}, self._clocks.least
+        for worker, running in enumerate(state["running"]):
+            if running:
+                self.released(worker, self._released[worker])
 
     def interval(self, worker: int) -> float | None:
         """Returns I_q (s); None before the first push."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 __all__ = ["Gate"]
 
 
@@ -29,6 +31,16 @@ class Gate:
         need = self._need.pop(worker, None)
         if need is not None:
             self._buckets[need].discard(worker)
+
+    def state(self) -> dict[str, Any]:
+        """Returns who needs what, as plain values."""
+        return {"least": self._least, "held": [[worker, need] for worker, need in self._need.items()]}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Holds the workers of a `state`; this gate holds nobody yet."""
+        self._least = int(state["least"])
+        for worker, need in state["held"]:
+            self.hold(int(worker), int(need))
 
     def open(self, least: int) -> list[int]:
         """Returns the workers, ascending, that m = `least` lets go; they are held no longer."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from stalempi.policy.clocks import Clocks
 from stalempi.policy.controllers import Controller
@@ -80,6 +80,23 @@ class PaperController(Controller):
         self._arrivals = {0: deque(range(len(clocks.counts)))}
         self._forgotten = 0
         self._warn_once()
+
+    def state(self, now: float) -> dict[str, Any]:
+        """Returns the credits, the table A and who came to which count when."""
+        return {
+            "credit": list(self._credit),
+            "ages": [[None if at is None else now - at for at in pair] for pair in self._pushes],
+            "arrivals": [[count, list(line)] for count, line in self._arrivals.items()],
+            "forgotten": self._forgotten,
+        }
+
+    def load_state(self, state: dict[str, Any], now: float) -> None:
+        """Goes on with the credits, the table A and the lines of a `state`."""
+        self._credit = [int(credit) for credit in state["credit"]]
+        pairs = [[None if age is None else now - age for age in pair] for pair in state["ages"]]
+        self._pushes = [(latest, before) for latest, before in pairs]
+        self._arrivals = {int(count): deque(line) for count, line in state["arrivals"]}
+        self._forgotten = int(state["forgotten"])
 
     def threshold(self, worker: int, now: float) -> int:
         """Returns the present gap where p has or gets credit (lines 3-5, 12-14), else s_L (lines 8, 17)."""

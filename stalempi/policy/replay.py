@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 __all__ = ["Replay"]
 
@@ -19,6 +20,15 @@ class _Run:
         self.loss = 0.0
         self.pushes = [0.0] * num_workers
         self._rows = deque([0.0], maxlen=threshold + 1)
+
+    def state(self) -> dict[str, Any]:
+        """Returns the last pushes and rows and the loss so far."""
+        return {"loss": self.loss, "pushes": list(self.pushes), "rows": list(self._rows)}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Goes on from a `state` of the same threshold."""
+        self.loss, self.pushes = float(state["loss"]), list(state["pushes"])
+        self._rows = deque(state["rows"], maxlen=self.threshold + 1)
 
     def row(self, services: list[float]) -> float:
         """Runs row k (services in s) and returns M(k) - M(k-1)."""
@@ -63,6 +73,24 @@ class Replay:
         del self._members[place]
         for run in self._runs:
             del run.pushes[place]
+
+    def state(self) -> dict[str, Any]:
+        """Returns everything that was recorded and replayed, as plain values."""
+        return {
+            "members": list(self._members),
+            "services": [list(services) for services in self._services],
+            "runs": [run.state() for run in self._runs],
+            "elapsed": self._elapsed,
+            "row": self._row,
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Goes on from a `state` of as many workers and the same thresholds."""
+        self._members = [int(worker) for worker in state["members"]]
+        self._services = [deque(services) for services in state["services"]]
+        for run, held in zip(self._runs, state["runs"], strict=True):
+            run.load_state(held)
+        self._elapsed, self._row = float(state["elapsed"]), int(state["row"])
 
     def advance(self, least: int) -> bool:
         """Replays the rows that are complete now that m is `least`; returns whether there were any."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from stalempi.policy.base import Apply, Decision, Leave, Policy, Push
 from stalempi.policy.checks import check_whole
@@ -20,6 +20,12 @@ class Gated(Policy):
 
     def _begin(self, num_workers: int, now: float) -> None:
         self._gate = Gate()
+
+    def _state(self, now: float) -> dict[str, Any]:
+        return {"gate": self._gate.state()}
+
+    def _load_state(self, state: dict[str, Any], now: float) -> None:
+        self._gate.load_state(state["gate"])
 
     @abstractmethod
     def _threshold(self, event: Push) -> int:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator, Sequence, Sized
 from itertools import islice
 from typing import Any, NamedTuple
 
+import torch
 import torch.utils.data
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler, SequentialSampler, default_collate
@@ -15,6 +16,9 @@ from stalempi.train.images import TensorImages
 from stalempi.train.sampler import DistributedSampler
 
 __all__ = ["DataLoader"]
+
+# Between the seeds of two epochs, from each of which loader processes count up.
+_EPOCH_STRIDE = 1_000_003
 
 
 class _Order(NamedTuple):
@@ -102,6 +106,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 torch_options.pop(needs_processes, None)
         self.samples = sampler if sampler is not None else SequentialSampler(dataset)
         self._delivered: dict[str, Any] | None = None
+        self._seeded = isinstance(sampler, DistributedSampler) and "generator" not in torch_options
+        if self._seeded:
+            torch_options["generator"] = torch.Generator()
         super().__init__(
             _Fetch(dataset),
             batch_size=None,
@@ -113,6 +120,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         )
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:  # type: ignore[override]  # torch names its own class
+        if (
+            self._seeded
+        ):  # by epoch, so that a resumed run takes nothing else from torch's generator than an unbroken one
+            epoch = self.state_dict()["epoch"]
+            self.generator.manual_seed((torch.initial_seed() + _EPOCH_STRIDE * epoch) % 2**63)
         for batch, state in super().__iter__():
             # without processes nothing is fetched ahead, and the sampler itself knows best
             self._delivered = state if self.num_workers else None
@@ -126,6 +138,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on after the batch at which `state` was taken."""
         self._distributed().load_state_dict(state)
+        self._delivered = None
+
+    def load_state_dicts(self, states: Sequence[dict[str, Any]]) -> None:
+        """Goes on from the states of all workers of an earlier run, see `DistributedSampler.load_state_dicts`."""
+        self._distributed().load_state_dicts(states)
         self._delivered = None
 
     def _distributed(self) -> DistributedSampler:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 from stalempi import context as contexts
+from stalempi import preempt
 from stalempi.clip import Clip
 from stalempi.context import Context
 from stalempi.correction import Correction
@@ -21,10 +23,14 @@ from stalempi.peer import Peer
 from stalempi.policy import Allreduce
 from stalempi.policy.base import Decision, Event, Policy
 from stalempi.replica import DEFAULT_BUCKET_BYTES, Replica, difference
+from stalempi.roles import Role
 from stalempi.server import Server, ServerOptions
 from stalempi.silence import default_stall_timeout
 from stalempi.stats import RunStats
 from stalempi.train.evaluation import Evaluation
+from stalempi.train.keeper import Checkpoint, Keeper
+from stalempi.train.notes import NOTE_BYTES, Notebook, Positioned
+from stalempi.train.restart import Restart, WorkerRestart
 from stalempi.train.samples import SampleCount, count_samples
 from stalempi.train.snapshots import Album, Critic, Exhibition, Gallery
 from stalempi.worker import Worker
@@ -58,6 +64,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         stall_timeout: seconds after which a silent rank ends the job; STALEMPI_STALL_TIMEOUT or 600 by default.
         context: the rank to be; the one of `init` by default.
         observe: called on rank 0 with each event and the decisions that followed.
+        checkpoint: where and when the run is saved, and what it goes on from; see `stalempi.Checkpoint`.
 
     A torch.amp.GradScaler works as ever: `scaler.step(optimizer)`, `scaler.update()`. A step in which it finds infinity
     or NaN is an empty push: the clock goes on and nothing is applied.
@@ -86,11 +93,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         stall_timeout: float | None = None,
         context: Context | None = None,
         observe: Callable[[Event, list[Decision]], None] | None = None,
+        checkpoint: Checkpoint | None = None,
     ) -> None:
         self._outer = context or contexts.current()
         self._context = self._outer if policy.has_server else self._outer.without_server()
         _check_optimizer(optimizer)
-        timeout = stall_timeout if stall_timeout is not None else default_stall_timeout()
+        self._timeout = timeout = stall_timeout if stall_timeout is not None else default_stall_timeout()
         role = self._context.role
         clip = Clip(clip_norm, clip_value) if (clip_norm, clip_value) != (None, None) else None
         options = ServerOptions(
@@ -101,6 +109,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             timeout if role.group_size == 1 else 1.25 * timeout,  # a leader speaks first: it knows which member
             workers=role.takes_from or None,
             clip=clip,
+            note_bytes=NOTE_BYTES if checkpoint else 0,
         )
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.param_groups = optimizer.param_groups
@@ -108,12 +117,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         inside = _inside(model)
         self._replica = Replica(inside, optimizer, bucket_bytes=bucket_bytes, direct=self._context.transport.direct)
         self._closed = self._evaluated = False
-        check_groups(policy, role.group_size)
         if role.evaluator_rank and not evaluation:
             raise ConfigError("the job has an evaluator rank, and nothing for it to do: give evaluation=...")
         self._evaluation = evaluation
-        if correction and not policy.has_server:
-            raise ConfigError(f"correction {correction.name} has nothing to mend: under {policy} no gradient is stale")
+        _check_job(policy, role, correction, checkpoint)
+        restart = self._load(checkpoint)
         self._join(
             [
                 f"groups of {role.group_size}, evaluator {role.evaluator_rank}",
@@ -123,6 +131,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 f"nonfinite {nonfinite}",
                 f"clip_norm {clip_norm}, clip_value {clip_value}",
                 f"correction {correction.name if correction else None}",
+                f"checkpoint every {checkpoint.every}" if checkpoint else "no checkpoint",
             ],
             timeout,
         )
@@ -130,6 +139,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._worker: Worker | Peer | None = None
         self._gallery: Gallery | None = None
         self._critic: Critic | None = None
+        self._keeper: Keeper | None = None
+        self._notebook: Notebook | None = None
         self._observe = observe
         transport = self._context.transport
         self._seen = SampleCount() if role.shard_rank is None else count_samples(inside)
@@ -148,6 +159,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._server = Server(
                 self._replica, policy, transport, options=options, correction=correction, observe=self._watch
             )
+            self._server.attendant = self._keeper = Keeper(self._server, checkpoint, restart)
             if evaluation and role.evaluator_rank:
                 self._gallery = Exhibition(self._server, evaluation, transport, role.evaluator_rank, timeout=timeout)
             elif evaluation:
@@ -156,13 +168,48 @@ class DistributedOptimizer(torch.optim.Optimizer):
             assert evaluation is not None
             self._critic = Critic(self._replica, evaluation, transport, timeout=timeout)
         else:
-            patience = (3 if role.group_rank else 2) * timeout  # who is behind another waits longer, and lets it speak
-            group = Group(role.pushes_to, role.takes_from, timeout)
-            self._worker = Worker(
-                self._replica, transport, stall_timeout=patience, schedule=schedule, clip=clip, group=group
-            )
+            self._notebook = Notebook(self._context.device) if checkpoint else None
+            self._worker = self._make_worker(schedule, clip)
         self._take_role(self._outer, self._context)
         contexts.open_jobs.append(self)
+        self._rejoin(checkpoint, restart.for_workers(policy, role.num_workers, total_samples) if restart else b"")
+
+    def _make_worker(self, schedule: Callable[[int], float] | None, clip: Clip | None) -> Worker:
+        role, timeout = self._context.role, self._timeout
+        patience = (3 if role.group_rank else 2) * timeout  # who is behind another waits longer, and lets it speak
+        group = Group(role.pushes_to, role.takes_from, timeout)
+        note = self._notebook.write if self._notebook else None
+        return Worker(
+            self._replica,
+            self._context.transport,
+            stall_timeout=patience,
+            schedule=schedule,
+            clip=clip,
+            group=group,
+            note=note,
+        )
+
+    def _load(self, checkpoint: Checkpoint | None) -> Restart | None:
+        """Gives the server what its checkpoint holds, if there is one, which then joining gives to all ranks."""
+        path = checkpoint.find() if checkpoint and self._context.is_server else None
+        if path is None:
+            return None
+        restart = Restart(path)
+        restart.load(self._replica)
+        self.param_groups, self.state = self._replica.optimizer.param_groups, self._replica.optimizer.state
+        return restart
+
+    def _rejoin(self, checkpoint: Checkpoint | None, ours: bytes) -> None:
+        """Brings workers to where the server's checkpoint has them, if there is one: `ours` of the server says."""
+        known = self._context.transport.allgather(ours, self._timeout)[0] if checkpoint else b""
+        if not known:
+            return
+        if isinstance(self._worker, Worker) and self._notebook and self._context.worker_rank is not None:
+            restart = WorkerRestart(known, self._context.worker_rank, self._context.num_workers)
+            restart.load(self._replica, self._notebook)
+            restart.bring(self._worker)
+            self._opt_called = self._worker.step_count > 0  # a torch LR scheduler asks whether there was a step
+            self._end_if_preempted()
 
     def _join(self, options: list[str], timeout: float) -> None:
         """Makes sure that all ranks mean the same, and gives all of them rank 0's weights."""
@@ -198,6 +245,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def done(self) -> bool:
         """Whether `total_samples` have been applied: time for a worker to leave its loop."""
         return self._worker is not None and self._worker.stopping
+
+    @property
+    def resumed_from(self) -> Path | None:
+        """The checkpoint that the run went on from; None if it started fresh (server only)."""
+        return self._need_keeper("resumed_from").resumed_from
 
     @property
     def stats(self) -> RunStats:
@@ -240,6 +292,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         else:
             worker.step(samples=samples, loss=loss, scale=1.0 if scale is None else float(scale))
         self._seen.take()
+        self._end_if_preempted()
         return result
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -247,6 +300,23 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if hasattr(self, "_replica"):
             raise ConfigError("parameter groups are agreed on at the start: add them to the torch optimizer before")
         super().add_param_group(param_group)
+
+    def track(self, data: Positioned) -> None:
+        """Makes the position of this worker's `data` part of checkpoints, and puts it where a resumed run has come to.
+
+        Args:
+            data: a stalempi.DataLoader with a DistributedSampler, or the sampler; not iterated yet.
+        """
+        self._need_worker("track")
+        if self._notebook:
+            self._notebook.track(data)
+
+    def _end_if_preempted(self) -> None:
+        if self._worker and self._worker.preempted:
+            self.close()
+            if isinstance(self._worker, Peer) and self._context.rank == 0:
+                preempt.say_why(None, self.global_samples, "no checkpoint, since there is no server")
+            raise preempt.Preempted
 
     def snapshot(self) -> dict[str, torch.Tensor]:
         """Returns a copy of the model's state_dict as it is now, running statistics combined (server only).
@@ -258,12 +328,22 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return {name: value.detach().clone() for name, value in self._replica.model.state_dict().items()}
 
     def serve(self) -> RunStats:
-        """Serves until every worker has left; the model then holds the result (server only)."""
+        """Serves until every worker has left; the model then holds the result (server only).
+
+        Raises Preempted, which ends the program with code 75, if a signal has asked any rank to stop (`step` on workers
+        does, too).
+        """
         server = self._need_server("serve")
         if self._closed:
             raise ConfigError("this optimizer has served already: construct another one for another job")
         stats = server.serve()
         self._closed = True
+        if self._keeper and self._keeper.stopped:
+            if self._gallery:
+                self._gallery.abandon()
+            contexts.open_jobs.remove(self)
+            self._keeper.say_why()
+            raise preempt.Preempted
         if not isinstance(self._gallery, Exhibition):
             contexts.open_jobs.remove(self)
         return stats
@@ -286,7 +366,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return evaluation
         self._evaluated = True
         if self._critic:
-            self._critic.run()
+            if self._critic.run():
+                self._retire()
+                raise preempt.Preempted
         elif self._gallery:
             self._gallery.finish()
         if self in contexts.open_jobs:
@@ -335,6 +417,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise ConfigError(f"{what} is for the server, but this is {self._context.role}: see stalempi.is_server()")
         return self._server
 
+    def _need_keeper(self, what: str) -> Keeper:
+        self._need_server(what)
+        assert self._keeper is not None
+        return self._keeper
+
     def _need_worker(self, what: str) -> Worker | Peer:
         if self._worker is None or self._closed:
             raise ConfigError(f"{what} is for a worker that has not left; this rank is {self._context.role}")
@@ -342,6 +429,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         raise ConfigError("a DistributedOptimizer cannot be copied or pickled: save the model's state_dict instead")
+
+
+def _check_job(policy: Policy, role: Role, correction: Correction | None, checkpoint: Checkpoint | None) -> None:
+    """Raises ConfigError if these do not go together."""
+    check_groups(policy, role.group_size)
+    if correction and not policy.has_server:
+        raise ConfigError(f"correction {correction.name} has nothing to mend: under {policy} no gradient is stale")
+    if checkpoint and not policy.has_server:
+        raise ConfigError(f"the server saves a run, and {policy} has none: leave checkpoint out")
+    if checkpoint and role.group_size > 1:
+        raise ConfigError("checkpoints do not know groups yet: leave the group out, or the checkpoints")
 
 
 def _check_optimizer(optimizer: object) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from stalempi import preempt
 from stalempi.errors import StallError
 from stalempi.flat import Flat
 from stalempi.peer import Peer
@@ -85,6 +86,10 @@ class Gallery(ABC):
         self._add(self._server.stats.seconds, self._server.stats.samples)
         self._finish()
 
+    def abandon(self) -> None:
+        """Ends without measuring what waits: the job is preempted."""
+        return
+
     @abstractmethod
     def _add(self, seconds: float, samples: int) -> None:
         """Takes a snapshot."""
@@ -136,7 +141,7 @@ class Exhibition(Gallery):
         self, server: Server, evaluation: Evaluation, transport: Transport, rank: int, *, timeout: float
     ) -> None:
         super().__init__(server, evaluation)
-        self._timeout, self._rank = timeout, rank
+        self._timeout, self._rank, self._serving = timeout, rank, server
         replica = self._replica
         self._figures, self._release, values = _places(replica)
         self._measured, self._seconds = values
@@ -145,6 +150,14 @@ class Exhibition(Gallery):
         self._waiting: deque[_Snapshot] = deque()
         self._shown: _Snapshot | None = None
         self._idle_since: float | None = None  # when a free evaluator last heard from us
+        self._farewell = Flag.STOP
+
+    def abandon(self) -> None:
+        """Lets the evaluator measure what it has, and tells it to end with the job."""
+        self._free += self._waiting
+        self._waiting.clear()
+        self._farewell |= Flag.PREEMPT
+        self._finish()
 
     def _add(self, seconds: float, samples: int) -> None:
         self._collect(0.0)
@@ -173,7 +186,7 @@ class Exhibition(Gallery):
                     f"the evaluator (rank {self._rank}) has not measured a snapshot within {self._timeout:g} s: "
                     "it is stuck, or raise stall_timeout"
                 )
-        self._send(None, Flag.STOP)
+        self._send(None, self._farewell)
         if not self._end.receive(self._timeout):
             raise StallError(f"the evaluator (rank {self._rank}) did not leave within {self._timeout:g} s")
         self._end.close(self._timeout)
@@ -183,6 +196,8 @@ class Exhibition(Gallery):
         if not self._end.receive(timeout):
             return False
         self._idle_since = time.monotonic()
+        if Header.unpack(self._figures.header).flags & Flag.PREEMPT:
+            self._serving.preempt_asked = True
         if self._shown and Header.unpack(self._figures.header).samples:
             accuracy, loss = self._measured.tolist()
             self._evaluation.curve.append(Point(self._shown.seconds, self._shown.samples, accuracy, loss))
@@ -214,11 +229,13 @@ class Critic:
         self._rank = transport.rank
         self._end = transport.worker_end(self._figures, self._release)
 
-    def run(self) -> None:
-        """Measures until training is over; the model is then the final one."""
+    def run(self) -> bool:
+        """Measures until training is over, the model being the final one, or preempted; returns whether it was."""
         samples = 0
         while True:
-            Header(Kind.PUSH, self._rank, self._replica.layout, 0, samples=samples).pack_into(self._figures.header)
+            header = Header(Kind.PUSH, self._rank, self._replica.layout, 0, samples=samples)
+            header.flags = Flag.PREEMPT if preempt.requested() else Flag.NONE
+            header.pack_into(self._figures.header)
             self._end.push()
             if not self._end.receive(2 * self._timeout):
                 raise StallError(
@@ -236,3 +253,4 @@ class Critic:
         if not self._end.leave(self._timeout):
             raise StallError(f"rank {self._rank} (evaluator): the server did not take the leave")
         self._end.close()
+        return bool(header.flags & Flag.PREEMPT)

@@ -27,6 +27,8 @@ class Flag(enum.IntFlag):
     NONE = 0
     STOP = 1  # on a release: enough global samples, leave now
     NONFINITE = 2  # on a push: the gradient holds a NaN or an infinity
+    PREEMPT = 4  # on a push: this rank was asked to end; on a release: the job ends, and the push was not applied
+    WAITING = 8  # on a push: no gradient; this worker's was applied before the checkpoint, and its release is due
 
 
 class Tag(enum.IntEnum):

@@ -1,0 +1,171 @@
+"""Says what a checkpoint holds, and brings a server and its workers to where one was taken."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stalempi.errors import ConfigError
+from stalempi.replica import Replica, only
+from stalempi.server import Server
+from stalempi.stats import RunStats, WorkerStats
+from stalempi.train.checkpoint import CheckpointStore
+from stalempi.train.notes import Notebook
+from stalempi.worker import Worker
+
+__all__ = ["Restart", "WorkerRestart", "describe"]
+
+
+def describe(server: Server, now: float) -> dict[str, Any]:
+    """Returns the state of a server at rest, at `now` (s), by part: the very tensors, not copies.
+
+    model       the state_dict, running statistics combined; it loads in plain torch
+    optimizer   the state of the torch optimizer, by parameter
+    server      clocks and counts
+    workers     for each worker its note, running statistics, and whether it was computing
+    """
+    workers = server.policy.clocks.workers()
+    correction = server.correction
+    return {
+        "model": server.replica.model.state_dict(),
+        "optimizer": server.replica.optimizer.state_dict()["state"],
+        "server": {
+            "now": now,
+            "layout": _layout(server.replica),
+            "stats": asdict(server.stats),
+            "policy": {"name": str(server.policy), "everybody": len(list(workers)) == len(server.slots)},
+            "policy_state": server.policy.state(now),
+            "correction": {"name": correction.name, "state": correction.state()} if correction else None,
+        },
+        "workers": [
+            {
+                "note": torch.frombuffer(slot.note, dtype=torch.uint8),
+                "buffers": slot.buffers.storages if stats.iterations else server.replica.buffers.storages,
+                "iterations": stats.iterations,
+                "running": server.policy.is_running(worker),
+            }
+            for worker, (slot, stats) in enumerate(zip(server.slots, server.stats.workers, strict=True))
+        ],
+    }
+
+
+class Restart:
+    """A checkpoint that the server goes on from.
+
+    With the same workers, policy and options the policy goes on as it was. Otherwise, or where a worker had left, it
+    starts anew, and only its total of pushes goes on.
+
+    Args:
+        path: a whole checkpoint.
+
+    Raises ConfigError if it cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        parts = {part: CheckpointStore.load_part(path, part) for part in ("model", "optimizer", "server", "workers")}
+        self._parts, self._server, self._workers = parts, parts["server"], parts["workers"]
+
+    def load(self, replica: Replica) -> None:
+        """Gives model and optimizer the saved values; ConfigError if they are of another program."""
+        ours, saved = _layout(replica), self._server["layout"]
+        if ours != saved:
+            raise ConfigError(
+                f"checkpoint {self.path} is of another model or optimizer: it has {only(saved, ours)} where this "
+                f"program has {only(ours, saved)}"
+            )
+        replica.model.load_state_dict(self._parts["model"])
+        state = {"state": self._parts["optimizer"], "param_groups": replica.optimizer.state_dict()["param_groups"]}
+        replica.optimizer.load_state_dict(state)
+
+    def for_workers(self, policy: object, num_workers: int, total_samples: int | None) -> bytes:
+        """Returns what every worker has to know, for `WorkerRestart`."""
+        same, stats = len(self._workers) == num_workers, self._server["stats"]
+        known = {
+            "workers": self._workers if same else [{"note": worker["note"]} for worker in self._workers],
+            "everybody_runs": not self._policy_goes_on(policy, num_workers),
+            "version": stats["updates"],
+            "samples": stats["samples"],
+            "stopping": total_samples is not None and stats["samples"] >= total_samples,
+        }
+        buffer = io.BytesIO()
+        torch.save(known, buffer)
+        return buffer.getvalue()
+
+    def bring(self, server: Server, now: float) -> None:
+        """Sets what a server knows whose policy has just been started, at `now` (s)."""
+        same = len(self._workers) == len(server.slots)
+        server.stats = self.stats(len(server.slots), now)
+        for worker, slot in enumerate(server.slots):
+            slot.version, slot.step = server.stats.updates, server.stats.workers[worker].iterations
+            if same:
+                slot.note[:] = self._workers[worker]["note"].numpy().tobytes()
+                for mine, saved in zip(slot.buffers.storages, self._workers[worker]["buffers"], strict=True):
+                    mine.copy_(saved)
+        correction = self._server["correction"]
+        if correction and server.correction and correction["name"] == server.correction.name:
+            server.correction.load_state(correction["state"])
+        state: dict[str, Any] = self._server["policy_state"]
+        if self._policy_goes_on(server.policy, len(server.slots)):
+            server.policy.load_state(state, now)
+        else:
+            server.policy.clocks.total = int(state["clocks"]["total"])
+
+    def stats(self, num_workers: int, now: float) -> RunStats:
+        """Returns the counts to go on from; times moved to a clock that shows `now` (s)."""
+        saved = self._server["stats"]
+        shift = now - self._server["now"]
+        workers, former = ([WorkerStats(**each) for each in saved[key]] for key in ("workers", "former"))
+        for worker in [*workers, *former]:
+            worker.started += shift
+            worker.ended += shift
+        started = saved["started"] + shift
+        if len(workers) != num_workers:
+            former += [worker for worker in workers if worker.iterations]
+            workers = [WorkerStats(started=started, ended=started) for _ in range(num_workers)]
+        return RunStats(**{**saved, "workers": workers, "former": former, "started": started})
+
+    def _policy_goes_on(self, policy: object, num_workers: int) -> bool:
+        saved = self._server["policy"]
+        return len(self._workers) == num_workers and saved["name"] == str(policy) and bool(saved["everybody"])
+
+
+class WorkerRestart:
+    """What a worker goes on from, as the server has sent it.
+
+    Args:
+        known: what `Restart.for_workers` returned.
+        number: this worker.
+        num_workers: workers now.
+    """
+
+    def __init__(self, known: bytes, number: int, num_workers: int) -> None:
+        self._known = torch.load(io.BytesIO(known), map_location="cpu", weights_only=True)
+        workers = self._known["workers"]
+        self._own = workers[number] if len(workers) == num_workers else None
+
+    def load(self, replica: Replica, notebook: Notebook) -> None:
+        """Gives this rank its own running statistics and its random numbers, and the notebook all positions."""
+        notes = [bytes(worker["note"].numpy()) for worker in self._known["workers"]]
+        notebook.load(notes, bytes(self._own["note"].numpy()) if self._own else None)
+        if self._own:
+            for mine, saved in zip(replica.buffers.storages, self._own["buffers"], strict=True):
+                mine.copy_(saved)
+
+    def bring(self, worker: Worker) -> None:
+        """Sets what the worker knows; one that had pushed and waited then waits here for its release."""
+        worker.version, worker.global_samples = self._known["version"], self._known["samples"]
+        worker.stopping = self._known["stopping"]
+        if self._own:
+            worker.step_count = self._own["iterations"]
+            if not (self._own["running"] or self._known["everybody_runs"]):
+                worker.rejoin()
+
+
+def _layout(replica: Replica) -> list[str]:
+    """Returns what must be the same in the program that resumes; buckets may differ."""
+    return [line for line in replica.describe() if not line.startswith("bucket_bytes")]
