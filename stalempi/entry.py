@@ -46,7 +46,7 @@ def init(
         pipeline: whether every rank is to hold a block of a model, instead of a server and its workers.
         group: ranks that make one worker: they sum their gradients and push once.
         evaluator: whether the last rank tests the model while the others train it.
-        grace: seconds after SIGTERM or SIGUSR1 within which a data-parallel job has to save and stop (exit code 75).
+        grace: seconds after SIGTERM or SIGUSR1 within which the job has to save and stop (exit code 75).
 
     From here on an uncaught exception on any rank ends the whole job. Returns the context; calling it again returns the
     same one.
@@ -66,8 +66,7 @@ def init(
     from stalempi.transport.probe import choose_path  # noqa: PLC0415
 
     abort.install()
-    if not pipeline:
-        preempt.install(preempt.check_grace(grace), abort.end)
+    preempt.install(preempt.check_grace(grace), abort.end)
     world = comm or mpi.COMM_WORLD
     _check_launch(world.Get_size())
     role = _choose_role(world, pipeline=pipeline, group=group, evaluator=evaluator)

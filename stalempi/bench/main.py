@@ -15,6 +15,7 @@ __all__ = ["main"]
 # Each subcommand is a click command of the same name in the module of the same name, imported when it is called.
 _COMMANDS = {
     "train": "Train a model with a parameter server and workers.",
+    "pipeline": "Train a model in blocks, one on each rank.",
     "simulate": "Play a policy under a virtual clock.",
     "compare": "Compare policies over scenarios and seeds.",
     "comm": "Measure push and release by size, beside plain MPI and gloo.",

@@ -15,7 +15,7 @@ from stalempi.errors import ConfigError
 from stalempi.policy import Decision, Event
 from stalempi.stats import RunStats, WorkerStats
 
-__all__ = ["Board", "JsonLines", "Metrics", "check_board", "open_sinks"]
+__all__ = ["Board", "JsonLines", "Metrics", "Sink", "check_board", "open_sinks"]
 
 Row = dict[str, Any]
 
@@ -31,10 +31,10 @@ class Sink(Protocol):
 
 
 class JsonLines:
-    """One JSON object a line in `path`, which is written anew."""
+    """One JSON object a line in `path`, which is written anew, or goes on where a run is resumed."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("w", encoding="utf-8")
+    def __init__(self, path: Path, *, resumed: bool = False) -> None:
+        self._file = path.open("a" if resumed else "w", encoding="utf-8")
 
     def write(self, row: Row) -> None:
         self._file.write(json.dumps(row) + "\n")
@@ -68,15 +68,15 @@ class Board:
         self._writer.close()
 
 
-def open_sinks(lines: Path | None, board: Path | None) -> list[Sink]:
-    """Opens what was asked for."""
-    found: list[Sink] = [JsonLines(lines)] if lines else []
+def open_sinks(lines: Path | None, board: Path | None, *, resumed: bool = False) -> list[Sink]:
+    """Opens what was asked for; where a run is `resumed`, lines are added to those that are there."""
+    found: list[Sink] = [JsonLines(lines, resumed=resumed)] if lines else []
     return [*found, Board(board)] if board else found
 
 
 def _scalars(row: Row) -> dict[str, float]:
     flat = {key: value for key, value in row.items() if key not in ("workers", "samples")}
-    for number, worker in enumerate(row["workers"]):
+    for number, worker in enumerate(row.get("workers", ())):
         flat |= {f"worker {number}/{key}": value for key, value in worker.items()}
     return {key: value for key, value in flat.items() if value is not None}
 

@@ -18,7 +18,7 @@ from stalempi.errors import ConfigError
 from stalempi.stats import RunStats
 from stalempi.version import __version__
 
-__all__ = ["check_writable", "environment", "print_summary", "write_results"]
+__all__ = ["check_writable", "environment", "print_summary", "write_json", "write_results"]
 
 
 def check_writable(folder: Path, option: str = "--out") -> None:
@@ -73,6 +73,11 @@ def write_results(folder: Path, result: Mapping[str, object], model: nn.Module) 
     partial = folder / "model.pt.partial"
     torch.save(state, partial)
     partial.replace(folder / "model.pt")
-    partial = folder / "result.json.partial"
+    write_json(folder / "result.json", result)
+
+
+def write_json(path: Path, result: Mapping[str, object]) -> None:
+    """Writes a file that is whole or absent."""
+    partial = path.with_name(f"{path.name}.partial")
     partial.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    partial.replace(folder / "result.json")
+    partial.replace(path)

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 import click
 
 from stalempi.bench.choice import choice_from, choice_options
 from stalempi.bench.emulate import parse_slow
+from stalempi.bench.keeping import checkpoint_from, checkpoint_options
 from stalempi.bench.launch import is_launched, launch_from, launch_options, relaunch
 from stalempi.bench.options import FiniteRange, policy_from, policy_options
+from stalempi.bench.output import check_output, output_options
 from stalempi.bench.recipe import recipe_from, recipe_options
-from stalempi.bench.report import check_writable
 from stalempi.bench.training import TrainOptions, run_rank
 from stalempi.correction import CORRECTIONS
 from stalempi.errors import ConfigError
-from stalempi.logs import LEVELS
 from stalempi.roles import assign_role
 from stalempi.simulate.scenarios import SCENARIOS
-from stalempi.train.keeper import Checkpoint
 
 __all__ = ["train"]
 
@@ -59,39 +57,8 @@ _count = click.IntRange(min=1)
     "--evaluate-every", metavar="N|Ns", help="Test the model every N global samples, or N seconds: 5000, 30s."
 )
 @click.option("--stall-timeout", type=_positive, help="Seconds after which a silent rank ends the job [default: 600].")
-@click.option("--checkpoint-dir", type=click.Path(path_type=Path, file_okay=False), help="Save the run in this folder.")
-@click.option(
-    "--checkpoint-every",
-    metavar="SAMPLES|SECONDSs",
-    help="Save so often, as in 5000 or 30s [default: at the end, and when a signal ends the job].",
-)
-@click.option("--checkpoint-keep", type=_count, default=2, show_default=True, help="Checkpoints to keep.")
-@click.option(
-    "--resume",
-    default="auto",
-    show_default=True,
-    metavar="auto|no|PATH",
-    help="Go on from the newest in --checkpoint-dir, if there is one; start fresh; or go on from PATH.",
-)
-@click.option(
-    "--grace",
-    type=_positive,
-    default=60.0,
-    show_default=True,
-    help="Seconds from SIGTERM or SIGUSR1 until the job is ended hard; it saves and stops before, with exit code 75.",
-)
-@click.option("--trace", type=click.Path(path_type=Path, dir_okay=False), help="Write every event to this file.")
-@click.option("--log-interval", type=_positive, default=5.0, show_default=True, help="Seconds from line to line.")
-@click.option(
-    "--log-level", type=click.Choice(LEVELS), help="Of every rank [default: info on the server, warning on workers]."
-)
-@click.option(
-    "--metrics",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Write a JSON line every --log-interval to this file [default: metrics.jsonl in --out].",
-)
-@click.option("--tensorboard", type=click.Path(path_type=Path, file_okay=False), help="Write the same for TensorBoard.")
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Write result.json and model.pt here.")
+@checkpoint_options
+@output_options(trace="Write every event to this file.")
 def train(**words: Any) -> None:
     """Train a model with a parameter server on rank 0 and workers on the other ranks; allreduce: only workers.
 
@@ -104,7 +71,7 @@ def train(**words: Any) -> None:
     if ranks is not None and ranks < 2:
         raise ConfigError(f"-n {ranks}: a job needs at least 2 ranks, one server and one worker")
     policy = policy_from(words)
-    words["checkpoint"] = _checkpoint_from(words)
+    words["checkpoint"] = checkpoint_from(words)
     options = TrainOptions(policy=policy, choice=choice_from(words), recipe=recipe_from(words), **words)
     if ranks is not None:
         assign_role(0, ranks, group=options.group, evaluator=options.evaluator)
@@ -112,25 +79,5 @@ def train(**words: Any) -> None:
         run_rank(options, ranks)
         return
     parse_slow(options.slow, ranks - options.evaluator, first=int(policy.has_server))
-    if options.out:
-        check_writable(options.out)
-    if options.tensorboard:
-        check_writable(options.tensorboard, "--tensorboard")
-    for name, file in (("--trace", options.trace), ("--metrics", options.metrics)):
-        if file and not file.parent.is_dir():
-            raise ConfigError(f"{name} {file}: there is no folder {file.parent}; make it or choose another")
+    check_output(options)
     relaunch(ranks, sys.argv[1:], launch)
-
-
-def _checkpoint_from(words: dict[str, Any]) -> Checkpoint | None:
-    """Takes the options of checkpoints out of the command's; ConfigError if they do not fit together."""
-    folder, every, keep, resume = (
-        words.pop(key) for key in ("checkpoint_dir", "checkpoint_every", "checkpoint_keep", "resume")
-    )
-    if folder is None:
-        if every is not None or resume != "auto":
-            raise ConfigError("--checkpoint-every and --resume need --checkpoint-dir: the folder of this run")
-        return None
-    checkpoint = Checkpoint(folder, every=every, keep=keep, resume=resume)
-    checkpoint.find()
-    return checkpoint

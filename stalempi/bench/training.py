@@ -265,7 +265,9 @@ def _lead(options: TrainOptions, data: Data, model: nn.Module, pace: Pace) -> No
                 )
             )
         )
-        if sinks := open_sinks(options.metrics or (options.out and options.out / "metrics.jsonl"), options.tensorboard):
+        lines = options.metrics or (options.out and options.out / "metrics.jsonl")
+        resumed = options.checkpoint is not None and options.checkpoint.find() is not None
+        if sinks := open_sinks(lines, options.tensorboard, resumed=resumed):
             watchers.append(stack.enter_context(Metrics(lambda: optimizer.stats, rate, options.log_interval, sinks)))
         stack.enter_context(plain_warnings())
         if context.is_server:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from stalempi.errors import ConfigError
 
-__all__ = ["check_queues", "gradient_queues", "locks", "nearest_queues"]
+__all__ = ["check_queues", "gradient_queues", "locks", "nearest_queues", "shortest_queues"]
 
 
 def gradient_queues(p: Sequence[int], m: Sequence[int]) -> tuple[int, ...]:
@@ -29,6 +29,11 @@ def nearest_queues(p: Sequence[int], m: Sequence[int], *, least: int = 0) -> tup
     for k in range(len(m) - 2, -1, -1):
         new_m[k] = max(new_m[k], new_m[k + 1] + new_p[k] + least)
     return tuple(new_p), tuple(new_m)
+
+
+def shortest_queues(blocks: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns the shortest (p, m) without any locking: p = q = 1 on every link, so m_k = 2 (K-1-k)."""
+    return tuple(int(k < blocks - 1) for k in range(blocks)), tuple(2 * (blocks - 1 - k) for k in range(blocks))
 
 
 def check_queues(p: Sequence[int], m: Sequence[int]) -> None:

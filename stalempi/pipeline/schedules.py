@@ -215,11 +215,9 @@ class BP(Delayed):
 
 
 @dataclass(frozen=True)
-class PipeDream(Delayed):
-    """1F1B without a flush, each batch's backward at the weights of its forward (weight stashing)."""
+class _Descending(Delayed):
+    """The lower the block, the later its backward: K-1-k steps after the forward, once the error gradient is there."""
 
-    name = "pipedream"
-    stashes = True
     accumulate: int = 1
 
     def __post_init__(self) -> None:
@@ -227,6 +225,14 @@ class PipeDream(Delayed):
 
     def delay(self, block: int, blocks: int) -> int:
         return blocks - 1 - block
+
+
+@dataclass(frozen=True)
+class PipeDream(_Descending):
+    """1F1B without a flush, each batch's backward at the weights of its forward (weight stashing)."""
+
+    name = "pipedream"
+    stashes = True
 
 
 @dataclass(frozen=True)
@@ -241,19 +247,12 @@ class DDG(PipeDream):
 
 
 @dataclass(frozen=True)
-class FR(Delayed):
+class FR(_Descending):
     """Features Replay: as DSP with p = 0 and m_k = K-1-k."""
 
     name = "fr"
     recomputes = True
     overlaps: bool = True
-    accumulate: int = 1
-
-    def __post_init__(self) -> None:
-        _check_accumulate(self.accumulate)
-
-    def delay(self, block: int, blocks: int) -> int:
-        return blocks - 1 - block
 
 
 @dataclass(frozen=True)
@@ -399,7 +398,7 @@ def make_schedule(
             raise ConfigError("dsp needs its queue lengths, one a block, as in p=1,1,0 m=4,2,0")
         return DSP(tuple(p), tuple(m), overlaps, accumulate)
     if name == "fr":
-        return FR(overlaps, accumulate)
+        return FR(overlaps=overlaps, accumulate=accumulate)
     if micro_batches is not None:
         return METHODS[name](micro_batches)  # type: ignore[call-arg]
     return METHODS[name](accumulate=accumulate) if accumulate != 1 else METHODS[name]()  # type: ignore[call-arg]

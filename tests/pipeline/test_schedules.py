@@ -150,7 +150,10 @@ def test_staleness_of_dsp_is_m_exactly(m: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("overlaps", [True, False])
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_fr_is_dsp_without_output_queues(blocks: int, overlaps: bool, accumulate: int) -> None:
-    fr, dsp = FR(overlaps, accumulate), uniform(blocks, 0, 1, overlaps=overlaps, accumulate=accumulate)
+    fr, dsp = (
+        FR(overlaps=overlaps, accumulate=accumulate),
+        uniform(blocks, 0, 1, overlaps=overlaps, accumulate=accumulate),
+    )
     assert dsp.m == tuple(blocks - 1 - k for k in range(blocks))
     for block in range(blocks):
         assert list(fr.stream(block, blocks, 11)) == list(dsp.stream(block, blocks, 11))
@@ -220,7 +223,7 @@ def test_what_cannot_be_had_is_refused_by_name(make: object, says: str) -> None:
 
 def test_schedules_are_made_by_name_with_their_options() -> None:
     assert make_schedule("dsp", p=[1, 0], m=[2, 0], accumulate=2, overlaps=False) == DSP((1, 0), (2, 0), False, 2)
-    assert make_schedule("fr", accumulate=2) == FR(True, 2)
+    assert make_schedule("fr", accumulate=2) == FR(overlaps=True, accumulate=2)
     assert make_schedule("gpipe", micro_batches=7) == GPipe(7)
     assert make_schedule("pipedream", accumulate=2) == PipeDream(2)
     assert [str(make_schedule(name)) for name in METHODS if name != "dsp"] == (
