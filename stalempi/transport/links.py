@@ -255,8 +255,9 @@ class MpiReceiver(Receiver):
         with self._progress.lock:
             for slot in self._slots:
                 for request in (slot.begun, *(slot.requests or ())):
-                    request.Cancel()
-                    request.Wait()
+                    if request != MPI.REQUEST_NULL:  # as it is once its message has come
+                        request.Cancel()
+                        request.Wait()
         self._slots.clear()
 
     def _post(self) -> None:

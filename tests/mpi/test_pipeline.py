@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.launch import mpirun
+from tests.launch import mpirun, start
+from tests.mpi.test_resume import ranks_of
 
 pytestmark = pytest.mark.mpi
 PROGRAM = Path(__file__).with_name("programs") / "pipeline_equal.py"
@@ -74,3 +79,33 @@ def test_large_labels_of_many_micro_batches_do_not_wait_for_one_another() -> Non
     done = mpirun(PROGRAM.with_name("pipeline_labels.py"), 2, env=EACH, timeout=120)
     assert done.code == 0, done.err
     assert len([line for line in done.out.splitlines() if line.endswith("done")]) == 8
+
+
+def test_a_pipeline_goes_on_from_a_checkpoint_bit_for_bit(tmp_path: Path) -> None:
+    done = mpirun(PROGRAM.with_name("pipeline_resume.py"), 3, str(tmp_path), env=EACH, timeout=120)
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
+    assert len([line for line in lines if line.endswith(" differ")]) == 3 * 5, done.out
+    assert len([line for line in lines if "is of dsp(1,1,0;4,2,0) on 3 block(s), this is fr on 3" in line]) == 3
+
+
+def test_the_command_stops_at_a_signal_with_code_75_and_goes_on(tmp_path: Path) -> None:
+    words = ["-m", "stalempi.bench", "pipeline", "--method", "dsp", "--model", "cnn", "--epochs", "20", "--out"]
+    words += [str(tmp_path / "out"), "--checkpoint-dir", str(tmp_path / "saved"), "--checkpoint-every", "1000"]
+    running = start([*words, "--emulate-ms", "2,2,4"], 3)
+    until = time.monotonic() + 100
+    while not any((tmp_path / "saved").glob("checkpoint-*")):
+        assert time.monotonic() < until, "no checkpoint came"
+        time.sleep(0.05)
+    os.kill(ranks_of(running.process.pid, tmp_path / "saved")[-1], signal.SIGUSR1)  # any one rank
+    done = running.finish(160)
+    assert "asked to stop at" in done.err, done.err
+    assert done.code == 75
+    done = mpirun(words, 3, timeout=120)
+    assert done.code == 0, done.err
+    assert "going on from" in done.err
+    found = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert [block["steps"] for block in found["blocks"]] == [20 * 44] * 3
+    assert [block["updates"] for block in found["blocks"]] == [20 * 44] * 3
+    assert found["samples"] == 20 * 44 * 32
+    assert found["accuracy"] > 0.9
