@@ -14,7 +14,6 @@ import os
 import random
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -30,7 +29,8 @@ from stalempi.pipeline.runner import Stretch
 COST = BlockCost(forward=0.008, recompute=0.008, backward=0.016)
 SECONDS = {Op.FORWARD: COST.forward, Op.RECOMPUTE: COST.recompute, Op.BACKWARD: COST.backward}
 LONGER = (0.2, 0.5, 1.0)
-STEADY = 70  # steps that are timed, of the methods whose blocks drift apart
+STEADY = 120  # steps that are timed, of the methods whose blocks drift apart
+MANY = 2000
 
 QUEUES: dict[int, dict[str, tuple[tuple[int, ...], tuple[int, ...]]]] = {
     3: {"short": ((1, 1, 0), (4, 2, 0)), "middle": ((2, 2, 0), (6, 3, 0)), "long": ((5, 5, 0), (14, 7, 0))},
@@ -44,13 +44,11 @@ QUEUES: dict[int, dict[str, tuple[tuple[int, ...], tuple[int, ...]]]] = {
 
 def methods(blocks: int) -> dict[str, stalempi.Schedule]:
     dsp = {name: stalempi.DSP(p, m) for name, (p, m) in QUEUES[blocks].items()}
-    long = replace(dsp["long"], overlaps=False)
     return {
         "bp": stalempi.BP(),
         "gpipe(4)": stalempi.GPipe(4),
         "fr": stalempi.FR(),
         **{f"{method}: {name} queues": method for name, method in dsp.items()},
-        f"{long}: long queues, recompute in line": long,
     }
 
 
@@ -65,29 +63,27 @@ def batches_of(method: stalempi.Schedule, blocks: int) -> int:
 
 def slow_steps(blocks: int, longer: float) -> Slow:
     draws = random.Random(0)
-    picked = [draws.randrange(blocks) for _ in range(1000)]
+    picked = [draws.randrange(blocks) for _ in range(MANY)]
     return lambda block, step: 1 + longer * (picked[step] == block)
 
 
-def stretch_of(method: stalempi.Schedule, block: int, blocks: int, slow: Slow) -> Stretch:
+def stretch_of(method: stalempi.Schedule, block: int, slow: Slow) -> Stretch:
     """Makes computations take what `COST` says, in a step of a slow block longer."""
-    delay, parts = method.delay(block, blocks), method.micro_batches
 
-    def stretch(op: Op, batch: int, began: float) -> None:
+    def stretch(op: Op, step: int, began: float) -> None:
         if op in SECONDS:
-            step = batch if op is Op.FORWARD else batch + delay
-            sleep_until(began + SECONDS[op] / parts * slow(block, step))
+            sleep_until(began + SECONDS[op] / method.micro_batches * slow(block, step))
 
     return stretch
 
 
-def predict(method: stalempi.Schedule, blocks: int, slow: Slow) -> float:
-    return play(method, blocks, batches_of(method, blocks), costs=[COST] * blocks, slow=slow).period
+def predict(method: stalempi.Schedule, blocks: int, batches: int, slow: Slow) -> float:
+    return play(method, blocks, batches, costs=[COST] * blocks, slow=slow).period
 
 
 def measure(method: stalempi.Schedule, context: stalempi.Context, slow: Slow) -> float:
     units = [nn.Linear(WIDTH, WIDTH) for _ in range(context.size)]
-    stretch = stretch_of(method, context.rank, context.size, slow)
+    stretch = stretch_of(method, context.rank, slow)
     return measure_period(units, method, batches_of(method, context.size), stretch)
 
 
@@ -103,20 +99,25 @@ def percent(shares: Sequence[float]) -> str:
 
 def measure_all(context: stalempi.Context) -> None:
     blocks = context.size
-    where = environment()
-    table = []
+    where, found = environment(), {}
     for name, method in methods(blocks).items():
-        alone, measured = slow_downs(partial(measure, method, context), blocks)
-        _, played = slow_downs(partial(predict, method, blocks), blocks)
-        table.append(f"| `{name}` | {1e3 * alone:.1f} | {percent(measured)} | {percent(played)} |")
+        found[name] = slow_downs(partial(measure, method, context), blocks)
         if context.rank == 0:
-            print(f"K={blocks} {table[-1]}", file=sys.stderr, flush=True)
+            print(f"K={blocks} {name}: {percent(found[name][1])}", file=sys.stderr, flush=True)
     if context.rank == 0:
-        print(f"K = {blocks}\n")
-        print("| method | ms a batch, no block slow | slower by %, measured | slower by %, dry run |")
-        print("| --- | ---: | ---: | ---: |")
-        print("\n".join(table))
+        print_table(found, blocks)
         print(f"\n{where}.\n", flush=True)
+
+
+def print_table(found: dict[str, tuple[float, list[float]]], blocks: int) -> None:
+    print(f"K = {blocks}\n")
+    print(f"| method | ms a batch, no block slow | measured | dry run, same steps | dry run, {MANY:,} steps |")
+    print("| --- | ---: | ---: | ---: | ---: |")
+    for name, method in methods(blocks).items():
+        alone, measured = found[name]
+        counts = (batches_of(method, blocks), MANY)
+        played = [percent(slow_downs(partial(predict, method, blocks, count), blocks)[1]) for count in counts]
+        print(f"| `{name}` | {1e3 * alone:.1f} | {percent(measured)} | {' | '.join(played)} |")
 
 
 def main() -> None:
