@@ -10,7 +10,18 @@ from stalempi.errors import ConfigError
 from stalempi.pipeline.actions import Action, Op
 from stalempi.pipeline.schedules import Schedule
 
-__all__ = ["BlockCost", "Done", "DryRun", "LinkCost", "Slow", "draw", "link_depths", "play", "play_actions"]
+__all__ = [
+    "BlockCost",
+    "Done",
+    "DryRun",
+    "LinkCost",
+    "Slow",
+    "draw",
+    "link_depths",
+    "period_of",
+    "play",
+    "play_actions",
+]
 
 _LOCAL = (Op.FORWARD, Op.RECOMPUTE, Op.BACKWARD, Op.UPDATE, Op.PREDICT, Op.TRAIN)
 
@@ -396,7 +407,7 @@ def _summary(players: Sequence[_Player], wires: Sequence[_Pair]) -> DryRun:
     return DryRun(
         timeline=sorted((done for player in players for done in player.done), key=lambda done: (done.end, done.block)),
         seconds=seconds,
-        period=_period(players[0].done),
+        period=period_of(players[0].done),
         bubble=1 - busy / (seconds * len(players)) if seconds else 0.0,
         staleness=[player.staleness for player in players],
         queue=[(up.depth(), down.depth()) for up, down in wires],
@@ -406,7 +417,11 @@ def _summary(players: Sequence[_Player], wires: Sequence[_Pair]) -> DryRun:
     )
 
 
-def _period(done: Sequence[Done]) -> float:
+def period_of(done: Sequence[Done]) -> float:
+    """Returns the seconds that a batch takes in the steady state, as in `DryRun.period`, from what one block did.
+
+    That may have been played, or recorded in a real run.
+    """
     last_in = max((d.begin for d in done if d.action.op is Op.FORWARD), default=0.0)
     updates = [d for d in done if d.action.op is Op.UPDATE and d.end <= last_in]
     if len(updates) < 2:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from stalempi.errors import ConfigError
 from stalempi.pipeline.actions import Op, parse_actions
-from stalempi.pipeline.dryrun import BlockCost, LinkCost, Slow, draw, link_depths, play, play_actions
+from stalempi.pipeline.dryrun import BlockCost, LinkCost, Slow, draw, link_depths, period_of, play, play_actions
 from stalempi.pipeline.schedules import (
     BP,
     DDG,
@@ -112,6 +112,13 @@ def test_a_period_does_not_count_the_drain() -> None:
     schedule = uniform(3, 3, 3, overlaps=False)  # 12 of 30 batches are finished in the drain
     assert play(schedule, 3, 30).period == pytest.approx(4.0)
     assert play(schedule, 3, 3).period == 0.0
+
+
+def test_the_period_of_a_recorded_run_is_that_of_any_of_its_blocks() -> None:
+    run = play(uniform(3, 1, 1, overlaps=False), 3, 60, costs=[BlockCost(1, 1, 2), BlockCost(2, 1, 2), BlockCost()])
+    for block in range(3):
+        assert period_of([d for d in run.timeline if d.block == block]) == pytest.approx(5.0)
+    assert run.period == pytest.approx(5.0)
 
 
 @pytest.mark.parametrize("blocks", range(1, 5))
