@@ -27,11 +27,11 @@ from stalempi.train.sampler import DistributedSampler
 from stalempi.train.schedule import Cosine, Warmup
 
 SEEDS = (0, 1, 2)
-EPOCHS = 8
+EPOCHS = 5
 BATCH = 128  # samples of one process, and of two workers under BSP together
 LR, MOMENTUM, WEIGHT_DECAY = 0.05, 0.9, 1e-4  # LR is for BATCH samples an update
 WARMUP = 0.1
-EVERY = 10_000  # global samples between two tests
+EVERY = 5_000  # global samples between two tests
 
 # BSP's update stands for both workers' batches, any other policy's for one worker's: half the samples, half the rate.
 POLICIES = {

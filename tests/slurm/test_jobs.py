@@ -113,3 +113,37 @@ def test_a_sweep_is_an_array_and_a_job_that_sums_it_up(cluster: Cluster) -> None
     assert "bsp" in table
     assert "dssp(" in table
     assert "accuracy" in table
+
+
+def check_blocks(found: dict[str, Any], blocks: int, replicas: int) -> None:
+    """Every block of every copy has seen every batch, once."""
+    batches = 2 * (1437 // (32 * replicas))
+    assert [(one["replica"], one["block"]) for one in found["blocks"]] == [
+        (replica, block) for replica in range(replicas) for block in range(blocks)
+    ]
+    assert {(one["steps"], one["updates"]) for one in found["blocks"]} == {(batches, batches)}
+    assert found["samples"] == batches * 32 * replicas
+
+
+@LAUNCHERS
+def test_a_pipeline_over_two_nodes_that_is_warned_goes_on_from_its_checkpoint(cluster: Cluster, launcher: str) -> None:
+    words = ["--epochs", "2", "--model", "cnn", "--emulate-ms", "40,40,80", "--log-interval", "1"]
+    path = script(cluster.folder, "dsp", *TWO_NODES, "--launcher", launcher, "--", "--method", "dsp", *words)
+    job = cluster.submit(path)
+    out = cluster.folder / "runs" / job
+    cluster.wait_for(job, lambda _: "samples/s" in read(out / "rank-1.err"), LIMIT)  # its progress
+    cluster.warn(job)
+    cluster.wait_for(job, lambda one: one["Restarts"] == "1", LIMIT)
+    [record] = cluster.wait(job, LIMIT)
+    check_ended_well(cluster, [record])
+    assert "going on from" in read(out / "rank-0.err")
+    check_blocks(result(out), blocks=2, replicas=1)
+
+
+def test_a_hybrid_job_has_a_copy_of_the_pipeline_on_each_node(cluster: Cluster) -> None:
+    words = ["--method", "dsp", "--epochs", "2", "--model", "cnn"]
+    path = script(cluster.folder, "hybrid", "--nodes", "2", "--ranks-per-node", "2", "--", *words)
+    job = cluster.submit(path)
+    [record] = cluster.wait(job, LIMIT)
+    check_ended_well(cluster, [record])
+    check_blocks(result(cluster.folder / "runs" / job), blocks=2, replicas=2)
