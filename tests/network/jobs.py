@@ -88,9 +88,11 @@ def run_on(hosts: Hosts, command: Sequence[str], timeout: float) -> subprocess.C
     )
 
 
-def train_over(hosts: Hosts, folder: Path, words: Sequence[str], *, timeout: float = 120) -> dict[str, Any]:
-    """Runs stalempi-bench train with the server on the first host and a worker on each other; returns result.json."""
-    program = [sys.executable, "-m", "stalempi.bench", "train", *words, "--out", str(folder)]
+def train_over(
+    hosts: Hosts, folder: Path, words: Sequence[str], *, command: str = "train", timeout: float = 120
+) -> dict[str, Any]:
+    """Runs stalempi-bench train (or pipeline) with a rank on each host, in their order; returns result.json."""
+    program = [sys.executable, "-m", "stalempi.bench", command, *words, "--out", str(folder)]
     done = run_on(hosts, launch_command(find_launcher(), len(hosts.names), program, launch_over(hosts)), timeout)
     assert done.returncode == 0, done.stderr + done.stdout
     result: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))

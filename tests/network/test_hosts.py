@@ -75,3 +75,19 @@ def test_frames_that_are_lost_cost_time_and_no_gradient(tmp_path: Path) -> None:
     (worker,) = result["workers"]
     assert worker["iterations"] == 60
     assert (worker["samples"], result["samples"], result["updates"]) == (240, 240, 60)
+
+
+def test_dsp_hides_a_slow_link_between_two_blocks_where_backpropagation_waits_for_it(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    """Blocks of F = R = 20, B = 40 ms: one at a time and twice over the link, 220 ms a batch; with queues, 60."""
+    words = "--model mlp --dataset synthetic --batch-size 16 --samples 640 --emulate-ms 20,20,40".split()
+    seconds = {}
+    for method in ("bp", "dsp --p 2,2,0 --m 8,4,0"):
+        name, *lengths = method.split()
+        found = train_over(hosts, tmp_path / name, ["--method", name, *lengths, *words], command="pipeline")
+        assert [one["steps"] for one in found["blocks"]] == [40, 40, 40]
+        steady = [max(one["staleness"], key=one["staleness"].get) for one in found["blocks"]]
+        assert steady == ["0", "0", "0"] if name == "bp" else ["8", "4", "0"]
+        seconds[name] = found["seconds"]
+    assert seconds["bp"] > 1.5 * seconds["dsp"]
