@@ -145,7 +145,7 @@ def test_the_bench_saves_stops_and_goes_on_from_one_command(tmp_path: Path) -> N
     model.load_state_dict(torch.load(newest / "model.pt", weights_only=True), strict=True)
     done = mpirun([*words, "--samples", str(saved + 500)], 4, timeout=LIMIT)
     assert done.code == 0, done.err
-    assert f"resumed from {newest} at {saved} samples" in done.out
+    assert f"resumed from {newest} at {saved} samples" in done.err
     figures = json.loads((out / "result.json").read_text())
     everybody = [*figures["workers"], *figures["former_workers"]]
     assert len(figures["workers"]) == 3
