@@ -49,7 +49,7 @@ class RealRuns:
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_LIMIT, check=False
         )
         if done.returncode:
-            said = next((line for line in done.stderr.splitlines() if "stalempi" in line), done.stderr)
+            said = next((line for line in done.stderr.splitlines() if line.startswith("stalempi")), done.stderr)
             raise StalempiError(f"{label}, seed {seed} failed: {said}")
         return done.stdout
 

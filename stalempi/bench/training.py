@@ -239,7 +239,7 @@ def _lead(options: TrainOptions, data: Data, model: nn.Module, pace: Pace) -> No
     optimizer = _distribute(options, data, model, correction, observe)
     context = current()
     _log_start(options, data)
-    if optimizer.resumed_from:
+    if context.is_server and optimizer.resumed_from:
         logger.info("resumed from %s at %d samples", optimizer.resumed_from, optimizer.global_samples)
     if correction:
         logger.info("correction %s: %.1f MiB more on the server", correction.name, correction.nbytes / 2**20)
