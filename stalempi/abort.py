@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from mpi4py import MPI
 
-from stalempi import context
+from stalempi import context, preempt
 from stalempi.errors import ConfigError, StalempiError
 
 __all__ = ["end", "fail", "install"]
@@ -52,8 +52,10 @@ def install() -> None:
 
 def fail(error: BaseException) -> NoReturn:
     """Says where and why this rank failed and ends the job: exit code 2 if the user's input is at fault, else 1."""
+    asked = preempt.requested()
     time.sleep(min(_LONGEST_GRACE, _GRACE * MPI.COMM_WORLD.Get_rank()))
-    _say(_story(error))
+    if preempt.requested() == asked:  # else the launcher is ending us, since a lower rank has told of it
+        _say(_story(error))
     end(2 if isinstance(error, ConfigError) else 130 if isinstance(error, KeyboardInterrupt) else 1)
 
 
