@@ -6,8 +6,12 @@ The gradient's path, data-parallel: rank 0 is the server, the other ranks are wo
     gradient ── push ──> bytes ──> slot ──> event ──────────────────────────> decides
     new parameters <── release ── bytes <── applies, releases <── decisions ──┘
 
-group.py puts a leader between a group's members and the server, with the same two messages. train/snapshots.py sends
-the model to an evaluator; collectives.py is for the workers among themselves.
+replica.py and flat.py lay the model out so that a push and a release are views of it. train/optimizer.py is what a user
+holds of this path.
+group.py puts a leader between a group's members and the server, with the same two messages. Under Allreduce there is
+no server: peer.py takes the steps, and sums.py adds the gradients up. train/snapshots.py sends the model to an
+evaluator, train/keeper.py to the disk; collectives.py is for the workers among themselves.
+
 A model-parallel job has no server; block k of the model is on the k-th of consecutive ranks.
 
     pipeline/schedules.py   pipeline/runner.py                      pipeline/link.py, transport/links.py
@@ -16,8 +20,7 @@ A model-parallel job has no server; block k of the model is on the k-th of conse
 
 pipeline/block.py computes; pipeline/pipeline.py is what a user holds of this path.
 
-replica.py and flat.py lay the model out so that a push and a release are views of it. train/optimizer.py is what a user
-holds of this path; entry.py joins it to MPI.
+entry.py joins both paths to MPI.
 """
 
 from __future__ import annotations

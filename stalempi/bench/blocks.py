@@ -277,7 +277,7 @@ class _Run:
             speed,
             left,
         )
-        row = {"time": self._seconds, "samples": self._samples, "loss": loss, "samples_per_second": speed}
+        row = {"seconds": self._seconds, "samples": self._samples, "loss": loss, "samples_per_second": speed}
         for sink in sinks:
             sink.write(row)
 
