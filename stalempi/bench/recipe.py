@@ -132,8 +132,18 @@ def recipe_options(function: F) -> F:
                 help="Multiply --lr by the batches that an update stands for: --accumulate, and under bsp times the "
                 "workers.",
             ),
-            click.option("--accumulate", type=_count, default=1, show_default=True, help="Batches in one push; of a pipeline, in one update."),
-            click.option("--clip-norm", type=_positive, help="Largest norm of a gradient that is applied; of a pipeline, of each block's."),
+            click.option(
+                "--accumulate",
+                type=_count,
+                default=1,
+                show_default=True,
+                help="Batches in one push; of a pipeline, in one update.",
+            ),
+            click.option(
+                "--clip-norm",
+                type=_positive,
+                help="Largest norm of a gradient that is applied; of a pipeline, of each block's.",
+            ),
             click.option("--clip-value", type=_positive, help="Largest magnitude of an element of it."),
             click.option(
                 "--nonfinite",
