@@ -76,7 +76,7 @@ def test_the_command_trains_in_groups_with_an_evaluator(tmp_path: Path) -> None:
     words = "-m stalempi.bench train --group 2 --evaluator --evaluate-every 2000 --epochs 5 --policy bsp --model mlp"
     done = mpirun([*words.split(), "--out", str(tmp_path)], 4, timeout=120)
     assert done.code == 0, done.err
-    assert "1 worker(s) of 2 ranks, an evaluator" in done.out
+    assert "1 worker(s) of 2 ranks, an evaluator" in done.err
     result = json.loads((tmp_path / "result.json").read_text())
     curve = result["curve"]
     assert all(set(point) == {"seconds", "samples", "accuracy", "loss"} for point in curve)

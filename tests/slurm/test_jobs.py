@@ -65,7 +65,7 @@ def test_a_job_that_is_warned_saves_its_state_is_queued_again_and_goes_on(cluste
     [record] = cluster.wait(job, LIMIT)
     check_ended_well(cluster, [record])
     assert record["Restarts"] == "1"
-    assert re.search(r"resumed from .* at [1-9]\d* samples", read(out / "rank-0.out"))
+    assert re.search(r"resumed from .* at [1-9]\d* samples", read(out / "rank-0.err"))
     check_books(result(out), 2 * 1437)
 
 
