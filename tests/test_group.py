@@ -184,3 +184,18 @@ def test_a_push_of_a_wrong_step_is_refused_by_the_leader() -> None:
 
     with pytest.raises(ProtocolError, match="rank 2 sent step 5 to its group after step 0"):
         run_job(make_model, plain, BSP(), train, workers=1, group=2, stall_timeout=0.3)
+
+
+def test_a_round_in_which_all_pushes_of_a_group_are_empty_is_one_empty_push() -> None:
+    """As a gradient scaler sends them; in the next round one rank alone has found infinity."""
+    x, y = data(8)
+
+    def train(model: nn.Module, optimizer: DistributedOptimizer, shard: int) -> None:
+        for round_number in range(3):
+            found = round_number == 0 or (round_number, shard) == (1, 0)
+            optimizer.found_inf = torch.tensor(float(found))  # type: ignore[attr-defined]
+            step(model, optimizer, x, y)
+
+    job = run_job(make_model, momentum, BSP(), train, workers=2, group=2)
+    assert [worker.skipped for worker in job.stats.workers] == [1, 1]
+    assert (job.stats.updates, job.stats.samples) == (2, 3 * 8 + 4 * 8)

@@ -169,14 +169,18 @@ def test_all_are_done_in_the_same_step_and_rank_0_hears_of_every_push() -> None:
     def observe(event: Event, decisions: list[Decision]) -> None:
         heard.append(event)
 
+    rates: list[float] = []
+
     def loop(model: nn.Module, optimizer: DistributedOptimizer, rank: int) -> int:
         while not optimizer.done:
+            rates.append(optimizer.rate)
             step(model, optimizer, *data(4 + rank, seed=rank))
         return optimizer.step_count
 
     results = together(loop, total_samples=20, schedule=lambda samples: 0.0 if samples else 1.0, observe=observe)
     assert [result for _, _, result in results] == [3, 3]
     assert results[0][1].global_samples == 27
+    assert sorted(rates) == [0.0] * 2 + [0.1] * 4  # before the first, and of the first and second update
     assert [type(event) for event in heard] == [Push] * 6 + [Leave] * 2
     once = together(lambda model, optimizer, rank: step(model, optimizer, *data(4 + rank, seed=rank)))
     assert largest_difference(results[0][0], once[0][0]) == 0  # the schedule allowed one step

@@ -242,6 +242,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self._server.stats.samples if self._server else 0
 
     @property
+    def rate(self) -> float:
+        """Learning rate of the latest update, schedule and correction included (on the server; else on every rank)."""
+        return self._worker.rate if isinstance(self._worker, Peer) else self._need_server("rate").rate
+
+    @property
     def done(self) -> bool:
         """Whether `total_samples` have been applied: time for a worker to leave its loop."""
         return self._worker is not None and self._worker.stopping
