@@ -123,8 +123,7 @@ class Peer:
         self._hyper[:] = self.replica.read_hyper()
         header = self._header(Kind.PUSH, samples=samples, loss=loss)
         header.flags = Flag.NONE if self._book.is_finite() else Flag.NONFINITE
-        if preempt.requested():
-            header.flags |= Flag.PREEMPT
+        header.flags |= _wish()
         header.pack_into(self._ticket)
         self._sums.send_rest(samples)
         self.step_count += 1
@@ -135,7 +134,9 @@ class Peer:
         """Takes part without data until nobody has any; all then have the same model and running statistics."""
         self._sums.early = False  # the model may go on to be used
         while not self.over:
-            self._header(Kind.LEAVE).pack_into(self._ticket)
+            header = self._header(Kind.LEAVE)
+            header.flags = _wish()
+            header.pack_into(self._ticket)
             self._sums.send_zeros()
             self._end_round()
         self._sums.settle()
@@ -251,3 +252,8 @@ class Peer:
                 storage.view(torch.uint8).copy_(raw[start : start + storage.nbytes])
                 start += storage.nbytes
         combine_buffers(ours, everybody, {w: stats.samples for w, stats in enumerate(self.stats.workers)})
+
+
+def _wish() -> Flag:
+    """Returns what tells the others that this rank was asked to end, if it was."""
+    return Flag.PREEMPT if preempt.requested() else Flag.NONE
