@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stalempi import preempt
 from stalempi.errors import ConfigError, ProtocolError, StallError
 from stalempi.flat import Flat
 from stalempi.policy import CachedSSP, Policy
@@ -61,6 +62,9 @@ class LeaderEnd(WorkerEnd):
         group: who they are.
         gradients: the leader's own.
         push, release: the leader's own packets: of `push` only the header is read, `release` is where releases arrive.
+
+    Attributes:
+        preempted: whether the latest release says that the job ends; a leader without data has no other way to know.
     """
 
     def __init__(
@@ -81,6 +85,7 @@ class LeaderEnd(WorkerEnd):
         self._outer = transport.worker_end(self._sum.packet, release, group.server)
         self._parts = replica.release_parts()
         self._clock = 0
+        self.preempted = False
         self._released = time.monotonic()
 
     def push(self, *, empty: bool = False) -> None:
@@ -159,6 +164,7 @@ class LeaderEnd(WorkerEnd):
     def _header(self, pushes: Sequence[Header], full: Mapping[int, Header]) -> Header:
         known = [push for push in pushes if not math.isnan(push.loss)]
         weight = sum(push.samples for push in known)
+        wish = Flag.PREEMPT if preempt.requested() else Flag.NONE
         return Header(
             Kind.PUSH,
             sender=self._rank,
@@ -169,13 +175,14 @@ class LeaderEnd(WorkerEnd):
             nbytes=self._sum.packet.parts.nbytes if full else 0,
             loss=sum(push.loss * push.samples for push in known) / weight if weight else math.nan,
             waited=sum(push.waited for push in pushes) / len(pushes),
-            flags=functools.reduce(operator.or_, (push.flags for push in pushes), Flag.NONE),
+            flags=functools.reduce(operator.or_, (push.flags for push in pushes), wish),
         )
 
     def _hand_on(self) -> None:
         """Releases every member with what has come from the server."""
         header = Header.unpack(self._release.header)
         header.sender = self._rank
+        self.preempted = bool(header.flags & Flag.PREEMPT)
         self._released = time.monotonic()
         for place in self._active:
             header.pack_into(self._slots[place].release_header)

@@ -86,6 +86,7 @@ class Peer:
         policy.start(transport.size, now)
         self.step_count = self._round_number = 0
         self.waited = 0.0
+        self._factor = options.factor(0)
         self.over = self.preempted = False
         self.zero_grad()
 
@@ -99,6 +100,11 @@ class Peer:
         """Whether enough samples have been applied, the same on every rank."""
         total = self.options.total_samples
         return total is not None and self.stats.samples >= total
+
+    @property
+    def rate(self) -> float:
+        """Learning rate of the latest update, by this rank's own; of the first where none has been made."""
+        return float(self.replica.optimizer.param_groups[0]["lr"]) * self._factor
 
     def zero_grad(self) -> None:
         """Sets all gradients to zero and makes them views of the flat storage again."""
@@ -117,8 +123,7 @@ class Peer:
         self._hyper[:] = self.replica.read_hyper()
         header = self._header(Kind.PUSH, samples=samples, loss=loss)
         header.flags = Flag.NONE if self._book.is_finite() else Flag.NONFINITE
-        if preempt.requested():
-            header.flags |= Flag.PREEMPT
+        header.flags |= _wish()
         header.pack_into(self._ticket)
         self._sums.send_rest(samples)
         self.step_count += 1
@@ -129,7 +134,9 @@ class Peer:
         """Takes part without data until nobody has any; all then have the same model and running statistics."""
         self._sums.early = False  # the model may go on to be used
         while not self.over:
-            self._header(Kind.LEAVE).pack_into(self._ticket)
+            header = self._header(Kind.LEAVE)
+            header.flags = _wish()
+            header.pack_into(self._ticket)
             self._sums.send_zeros()
             self._end_round()
         self._sums.settle()
@@ -210,8 +217,8 @@ class Peer:
             parameter.grad = view if has_gradient else None
         if self.options.clip:
             self.options.clip(self.replica.trained)
-        factor = self.options.schedule(self.stats.samples) if self.options.schedule else 1.0
-        self.replica.step_with(self.replica.hyper(tickets[0]).tolist(), factor)
+        self._factor = self.options.factor(self.stats.samples)
+        self.replica.step_with(self.replica.hyper(tickets[0]).tolist(), self._factor)
         for parameter, view in zip(self.replica.trained, self.gradients.views, strict=True):
             parameter.grad = view
         self.stats.updates += 1
@@ -245,3 +252,8 @@ class Peer:
                 storage.view(torch.uint8).copy_(raw[start : start + storage.nbytes])
                 start += storage.nbytes
         combine_buffers(ours, everybody, {w: stats.samples for w, stats in enumerate(self.stats.workers)})
+
+
+def _wish() -> Flag:
+    """Returns what tells the others that this rank was asked to end, if it was."""
+    return Flag.PREEMPT if preempt.requested() else Flag.NONE

@@ -73,6 +73,10 @@ class ServerOptions:
         if self.stall_timeout <= 0 or self.stall_warning <= 0:
             raise ConfigError(f"stall times must be above 0 s, got {self.stall_warning:g} and {self.stall_timeout:g}")
 
+    def factor(self, samples: int) -> float:
+        """Returns the factor of the learning rate after `samples` global samples."""
+        return self.schedule(samples) if self.schedule else 1.0
+
 
 class Server:
     """Rank 0 of a data-parallel job.
@@ -126,6 +130,12 @@ class Server:
         """Whether enough global samples have been applied, so that workers are told to leave."""
         total = self.options.total_samples
         return total is not None and self.stats.samples >= total
+
+    @property
+    def rate(self) -> float:
+        """Learning rate of the latest update; of the next one where none has been made since the start."""
+        rate = float(self.replica.optimizer.param_groups[0]["lr"])
+        return rate * self.options.factor(self.stats.samples) if math.isnan(self._factor) else rate
 
     @property
     def slots(self) -> Sequence[Slot]:
@@ -293,7 +303,7 @@ class Server:
 
     def _set_hyper(self, values: NDArray[np.float64], rate: float) -> None:
         """Takes over the worker's hyper-parameters, the rate multiplied by the schedule and by `rate`."""
-        factor = rate * (self.options.schedule(self.stats.samples) if self.options.schedule else 1.0)
+        factor = rate * self.options.factor(self.stats.samples)
         if factor == self._factor and np.array_equal(values, self._hyper):
             return
         self._hyper, self._factor = values.copy(), factor

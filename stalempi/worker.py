@@ -131,6 +131,8 @@ class Worker:
         if not self._end.leave(self._stall_timeout):
             raise StallError(f"rank {self._rank}: the server did not take the leave within {self._stall_timeout:g} s")
         self._end.close()
+        if isinstance(self._end, LeaderEnd):
+            self.preempted = self._end.preempted
 
     def _header(self, kind: Kind, *, samples: int = 0, nbytes: int = 0, loss: float = math.nan) -> Header:
         return Header(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from stalempi import preempt
 from stalempi.errors import ConfigError, ProtocolError, StallError
 from stalempi.policy import ASP, BSP, DSSP, SSP, CachedSSP, Policy
 from stalempi.train.optimizer import DistributedOptimizer
@@ -184,3 +186,41 @@ def test_a_push_of_a_wrong_step_is_refused_by_the_leader() -> None:
 
     with pytest.raises(ProtocolError, match="rank 2 sent step 5 to its group after step 0"):
         run_job(make_model, plain, BSP(), train, workers=1, group=2, stall_timeout=0.3)
+
+
+def test_a_round_in_which_all_pushes_of_a_group_are_empty_is_one_empty_push() -> None:
+    """As a gradient scaler sends them; in the next round one rank alone has found infinity."""
+    x, y = data(8)
+
+    def train(model: nn.Module, optimizer: DistributedOptimizer, shard: int) -> None:
+        for round_number in range(3):
+            found = round_number == 0 or (round_number, shard) == (1, 0)
+            optimizer.found_inf = torch.tensor(float(found))  # type: ignore[attr-defined]
+            step(model, optimizer, x, y)
+
+    job = run_job(make_model, momentum, BSP(), train, workers=2, group=2)
+    assert [worker.skipped for worker in job.stats.workers] == [1, 1]
+    assert (job.stats.updates, job.stats.samples) == (2, 3 * 8 + 4 * 8)
+
+
+@pytest.mark.parametrize("asked", [0, 1])
+def test_a_leader_without_data_stops_with_its_group_and_can_be_the_one_that_is_asked(
+    asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = threading.local()
+    monkeypatch.setattr(preempt, "requested", lambda: "SIGTEST" if getattr(own, "asked", False) else None)
+    ends: dict[int, object] = {}
+
+    def train(model: nn.Module, optimizer: DistributedOptimizer, shard: int) -> None:
+        try:
+            for number in range(50 if shard else 2):
+                own.asked = shard == asked == 1 and number == 5
+                step(model, optimizer, *data(4))
+            own.asked = shard == asked
+            optimizer.close()
+        except preempt.Preempted as end:
+            ends[shard] = end.code
+
+    with pytest.raises(preempt.Preempted):  # of the server
+        run_job(make_model, plain, BSP(), train, workers=1, group=2)
+    assert ends == {0: preempt.PREEMPTED, 1: preempt.PREEMPTED}

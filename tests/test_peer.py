@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from stalempi import preempt
 from stalempi.correction import make_correction
 from stalempi.errors import ConfigError, NonFiniteError, StallError
 from stalempi.flat import Flat
@@ -163,20 +165,49 @@ def test_who_has_no_more_data_takes_part_with_nothing_and_follows_the_others_lea
     assert (optimizer.stats.updates, optimizer.step_count) == (5, 2)
 
 
+@pytest.mark.parametrize("asked", [0, 1])
+def test_who_has_no_more_data_stops_with_the_others_and_can_be_the_one_that_is_asked(
+    asked: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rank 0 takes two steps and then waits in close(); whichever rank has the signal, every rank ends with 75."""
+    own = threading.local()
+    monkeypatch.setattr(preempt, "requested", lambda: "SIGTEST" if getattr(own, "asked", False) else None)
+    ends: dict[int, object] = {}
+
+    def loop(model: nn.Module, optimizer: DistributedOptimizer, rank: int) -> None:
+        try:
+            for number in range(2 if rank == 0 else 50):
+                own.asked = rank == asked == 1 and number == 5
+                step(model, optimizer, *data(4, seed=rank))
+            own.asked = rank == asked
+            optimizer.close()
+        except preempt.Preempted as end:
+            ends[rank] = end.code
+
+    _, (_, optimizer, _) = together(loop)
+    assert ends == {0: preempt.PREEMPTED, 1: preempt.PREEMPTED}
+    assert optimizer.step_count < 50
+    assert "no checkpoint, since there is no server" in capsys.readouterr().err
+
+
 def test_all_are_done_in_the_same_step_and_rank_0_hears_of_every_push() -> None:
     heard: list[Event] = []
 
     def observe(event: Event, decisions: list[Decision]) -> None:
         heard.append(event)
 
+    rates: list[float] = []
+
     def loop(model: nn.Module, optimizer: DistributedOptimizer, rank: int) -> int:
         while not optimizer.done:
+            rates.append(optimizer.rate)
             step(model, optimizer, *data(4 + rank, seed=rank))
         return optimizer.step_count
 
     results = together(loop, total_samples=20, schedule=lambda samples: 0.0 if samples else 1.0, observe=observe)
     assert [result for _, _, result in results] == [3, 3]
     assert results[0][1].global_samples == 27
+    assert sorted(rates) == [0.0] * 2 + [0.1] * 4  # before the first, and of the first and second update
     assert [type(event) for event in heard] == [Push] * 6 + [Leave] * 2
     once = together(lambda model, optimizer, rank: step(model, optimizer, *data(4 + rank, seed=rank)))
     assert largest_difference(results[0][0], once[0][0]) == 0  # the schedule allowed one step

@@ -74,7 +74,8 @@ def train(**words: Any) -> None:
     words["checkpoint"] = checkpoint_from(words)
     options = TrainOptions(policy=policy, choice=choice_from(words), recipe=recipe_from(words), **words)
     if ranks is not None:
-        assign_role(0, ranks, group=options.group, evaluator=options.evaluator)
+        role = assign_role(0, ranks, group=options.group, evaluator=options.evaluator)
+        policy.start(role.num_workers if policy.has_server else ranks, 0.0)  # says whether it can do with so many
     if launched:
         run_rank(options, ranks)
         return

@@ -95,6 +95,8 @@ class TrainOptions:
             raise ConfigError(f"--group and --evaluator are of a job with a server, and {self.policy.name} has none")
         if self.correction != "none":
             raise ConfigError(f"--correction mends stale gradients, and under {self.policy.name} none is stale")
+        if self.recipe.amp == "fp16":
+            raise ConfigError(f"--amp fp16 scales gradients, which {self.policy.name} has sent by then: take bf16")
         if self.checkpoint:
             raise ConfigError(f"--checkpoint-dir: the server saves a run, and {self.policy.name} has none")
 
@@ -239,15 +241,11 @@ def _lead(options: TrainOptions, data: Data, model: nn.Module, pace: Pace) -> No
     optimizer = _distribute(options, data, model, correction, observe)
     context = current()
     _log_start(options, data)
-    if context.is_server and optimizer.resumed_from:
+    resumed = context.is_server and optimizer.resumed_from is not None
+    if resumed:
         logger.info("resumed from %s at %d samples", optimizer.resumed_from, optimizer.global_samples)
     if correction:
         logger.info("correction %s: %.1f MiB more on the server", correction.name, correction.nbytes / 2**20)
-
-    factor = options.recipe.factor(options.total_samples(data), options.scale(context))
-
-    def rate() -> float:
-        return float(optimizer.param_groups[0]["lr"]) * (1.0 if optimizer.stats.updates else factor(0))
 
     with ExitStack() as stack:
         if options.trace:
@@ -260,21 +258,24 @@ def _lead(options: TrainOptions, data: Data, model: nn.Module, pace: Pace) -> No
                     options.total_samples(data),
                     lambda: optimizer.stats,
                     lambda: _largest_gap(options.policy),
-                    rate,
+                    lambda: optimizer.rate,
                     options.log_interval,
                 )
             )
         )
         lines = options.metrics or (options.out and options.out / "metrics.jsonl")
-        resumed = options.checkpoint is not None and options.checkpoint.find() is not None
         if sinks := open_sinks(lines, options.tensorboard, resumed=resumed):
-            watchers.append(stack.enter_context(Metrics(lambda: optimizer.stats, rate, options.log_interval, sinks)))
+            watchers.append(
+                stack.enter_context(
+                    Metrics(lambda: optimizer.stats, lambda: optimizer.rate, options.log_interval, sinks)
+                )
+            )
         stack.enter_context(plain_warnings())
         if context.is_server:
             optimizer.serve()
         else:
             _work(options, data, model, optimizer, pace)
-    _finish(options, model, optimizer.stats, optimizer.evaluate(), rate())
+    _finish(options, model, optimizer.stats, optimizer.evaluate(), optimizer.rate)
 
 
 def _log_start(options: TrainOptions, data: Data) -> None:

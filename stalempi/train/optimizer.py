@@ -242,6 +242,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self._server.stats.samples if self._server else 0
 
     @property
+    def rate(self) -> float:
+        """Learning rate of the latest update, schedule and correction included (on the server; else on every rank)."""
+        return self._worker.rate if isinstance(self._worker, Peer) else self._need_server("rate").rate
+
+    @property
     def done(self) -> bool:
         """Whether `total_samples` have been applied: time for a worker to leave its loop."""
         return self._worker is not None and self._worker.stopping
@@ -314,9 +319,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _end_if_preempted(self) -> None:
         if self._worker and self._worker.preempted:
             self.close()
-            if isinstance(self._worker, Peer) and self._context.rank == 0:
-                preempt.say_why(None, self.global_samples, "no checkpoint, since there is no server")
-            raise preempt.Preempted
 
     def snapshot(self) -> dict[str, torch.Tensor]:
         """Returns a copy of the model's state_dict as it is now, running statistics combined (server only).
@@ -376,10 +378,19 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return evaluation
 
     def close(self) -> None:
-        """Leaves the job: nobody waits for this worker any more. Does nothing a second time, or on the server."""
-        if self._worker and not self._closed:
-            self._worker.leave()
-            self._retire()
+        """Leaves the job: nobody waits for this worker any more. Does nothing a second time, or on the server.
+
+        Raises Preempted if the job is asked to stop before this worker has left.
+        """
+        if not self._worker or self._closed:
+            return
+        self._worker.leave()
+        self._retire()
+        if not self._worker.preempted:
+            return
+        if isinstance(self._worker, Peer) and self._context.rank == 0:
+            preempt.say_why(None, self.global_samples, "no checkpoint, since there is no server")
+        raise preempt.Preempted
 
     def finish(self) -> None:
         """Closes what the program left open when it ended."""

@@ -44,7 +44,8 @@ def describe(server: Server, now: float) -> dict[str, Any]:
         "workers": [
             {
                 "note": torch.frombuffer(slot.note, dtype=torch.uint8),
-                "buffers": slot.buffers.storages if stats.iterations else server.replica.buffers.storages,
+                # an empty push brings no running statistics
+                "buffers": (slot if stats.iterations > stats.skipped else server.replica).buffers.storages,
                 "iterations": stats.iterations,
                 "running": server.policy.is_running(worker),
             }

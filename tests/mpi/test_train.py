@@ -127,9 +127,10 @@ def test_without_a_server_the_same_command_trains_on_every_rank(tmp_path: Path) 
     )
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "result.json").read_text())
-    assert "allreduce(), 2 worker(s)" in done.stdout
+    assert "allreduce(), 2 worker(s)" in done.stderr
     assert result["accuracy"] >= 0.9
     assert len(result["curve"]) >= 5
+    assert result["lr"]["last"] == pytest.approx(0.02 * 0.1**2)  # after both decays
     assert result["updates"] == result["workers"][0]["iterations"] == result["workers"][1]["iterations"]
     assert result["samples"] == sum(worker["samples"] for worker in result["workers"]) >= 8 * 1437
     assert torch.load(tmp_path / "model.pt", weights_only=True)

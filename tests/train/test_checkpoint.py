@@ -23,7 +23,8 @@ from stalempi.train.keeper import Checkpoint
 from stalempi.train.loader import DataLoader
 from stalempi.train.optimizer import DistributedOptimizer
 from stalempi.train.sampler import DistributedSampler
-from tests.job import Job, run_job
+from stalempi.transport.inproc import InprocTransport, run_ranks
+from tests.job import Job, make_context, run_job
 from tests.small import data, largest_difference, step
 
 SIZE, BATCH = 96, 4
@@ -290,6 +291,45 @@ def test_a_run_that_is_over_has_nothing_left_to_do_and_can_be_made_longer(tmp_pa
     assert longer is not None
     assert whole is not None
     assert largest_difference(longer.model, whole.model) == 0.0
+
+
+def test_who_has_only_sent_empty_pushes_keeps_the_running_statistics_of_the_model(tmp_path: Path) -> None:
+    """A gradient scaler begins with steps that it skips; an empty push brings no running statistics."""
+    x, y = data(16)
+
+    def train(model: nn.Module, optimizer: DistributedOptimizer, worker: int) -> None:
+        if worker:
+            optimizer.found_inf = torch.ones(1)  # type: ignore[attr-defined]  # as a GradScaler sets it
+        for _ in range(2):
+            step(model, optimizer, x, y)
+
+    job = run_job(make_net, adam, BSP(), train, workers=2, checkpoint=Checkpoint(tmp_path))
+    assert [stats.skipped for stats in job.stats.workers] == [0, 2]
+    newest = CheckpointStore(tmp_path).newest()
+    assert newest is not None
+    workers = CheckpointStore.load_part(newest, "workers")
+    for first, second in zip(workers[0]["buffers"], workers[1]["buffers"], strict=True):
+        assert torch.equal(first, second)
+
+
+def test_the_rate_of_a_resumed_run_is_that_of_its_samples(tmp_path: Path) -> None:
+    rates: list[float] = []
+
+    def main(transport: InprocTransport) -> None:
+        model, context = models[transport.rank], make_context(transport)
+        options: Any = {"checkpoint": Checkpoint(tmp_path), "schedule": lambda samples: 0.5 if samples < 16 else 0.25}
+        with DistributedOptimizer(adam(model), model=model, policy=BSP(), context=context, **options) as optimizer:
+            if context.is_server:
+                rates.append(optimizer.rate)
+                optimizer.serve()
+                rates.append(optimizer.rate)
+            else:
+                step(model, optimizer, *data(16))
+
+    for _ in range(2):
+        models = [make_net(), make_net()]
+        run_ranks(main, 2)
+    assert rates == [0.005, 0.005, 0.0025, 0.0025]
 
 
 def test_checkpoints_come_every_so_many_samples(tmp_path: Path) -> None:
