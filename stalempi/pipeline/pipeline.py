@@ -22,13 +22,13 @@ from stalempi.pipeline.cut import Plan, check_split, choose_plan, cut, known_pla
 from stalempi.pipeline.dryrun import Done
 from stalempi.pipeline.evaluation import Score, evaluate_block
 from stalempi.pipeline.link import Lane, Links, Note
-from stalempi.pipeline.notes import Notes
 from stalempi.pipeline.replicas import Replicas
 from stalempi.pipeline.runner import Runner, Stretch
 from stalempi.pipeline.saving import block_state, load_block
 from stalempi.pipeline.schedules import BP, Schedule
 from stalempi.pipeline.split import Tie, merge_state_dicts
 from stalempi.pipeline.wiring import Wiring
+from stalempi.pipeline.wishes import Wishes
 from stalempi.roles import assign_block
 from stalempi.silence import default_stall_timeout
 from stalempi.train.checkpoint import CheckpointStore
@@ -131,7 +131,7 @@ class Pipeline:
         self._send_labels, self._options = send_labels, options or BlockOptions()
         self._stretch, self._record = stretch, record
         self._wants_stop, self._wants_pause = wants_stop, wants_pause
-        self._notes: Notes | None = None
+        self._wishes: Wishes | None = None
         self._ties: tuple[Tie, ...] = ()
         self._plan: Plan | None = None
         self._copies: Replicas | None = None
@@ -197,7 +197,7 @@ class Pipeline:
         if self._closed or self.stopping:
             raise ConfigError("this pipeline takes no more batches: it is closed, or has been asked to stop")
         runner = self._started(x)
-        runner.note = self._notes.now() if self._notes else Note.NONE
+        runner.note = self._wishes.now() if self._wishes else Note.NONE
         inputs = self._take(x, "the first rank needs the batch: call step(x, y)") if self.is_first else None
         labels = None
         if self.is_first if self._send_labels else self.is_last:
@@ -329,8 +329,8 @@ class Pipeline:
             self._runner.close()
             if self._copies:
                 self._copies.close()
-            if self._notes:
-                self._notes.close()
+            if self._wishes:
+                self._wishes.close()
             self._tell(None)  # no message of a later pipeline meets a receive of this one
 
     def finish(self) -> None:
@@ -366,7 +366,7 @@ class Pipeline:
         self._model, self._ties, self._plan = None, mine.ties, plan
         self._copies = self._wiring.copies([*mine.module.parameters(), *mine.module.buffers()])
         if self._wants_stop:
-            self._notes = Notes(self._wiring, self._copies, stop=self._wants_stop, pause=self._wants_pause)
+            self._wishes = Wishes(self._wiring, self._copies, stop=self._wants_stop, pause=self._wants_pause)
         self._runner = build_runner(
             mine.module,
             self.block,

@@ -8,10 +8,10 @@ from stalempi.pipeline.link import Lane, Note, Receiver, Sender
 from stalempi.pipeline.replicas import Replicas
 from stalempi.pipeline.wiring import Wiring
 
-__all__ = ["Notes"]
+__all__ = ["Wishes"]
 
 
-class Notes:
+class Wishes:
     """Decides on the first block of each copy what the batch to come tells the others.
 
     Whoever is asked to stop tells rank 0. With one copy, rank 0 puts the note on its next batch; with several, the
