@@ -34,7 +34,7 @@ from stalempi.stats import RunStats
 from stalempi.trace import Recorder
 from stalempi.train.data import Data
 from stalempi.train.evaluate import evaluate
-from stalempi.train.evaluation import Every
+from stalempi.train.every import Every
 from stalempi.train.keeper import Checkpoint
 
 __all__ = ["TrainOptions", "run_rank"]
@@ -72,7 +72,7 @@ class TrainOptions:
 
     def __post_init__(self) -> None:
         check_groups(self.policy, self.group)
-        Every.parse(self.evaluate_every)
+        Every.parse(self.evaluate_every, "evaluate")
         if self.device is not None:
             parse_device(self.device)
         self._check_job()

@@ -3,39 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from torch import nn
 
-from stalempi.errors import ConfigError
 from stalempi.train.evaluate import Point
+from stalempi.train.every import Every
 
-__all__ = ["Evaluation", "Every"]
-
-
-@dataclass(frozen=True)
-class Every:
-    """How often something is due: every so many global `samples`, or `seconds`; neither is never."""
-
-    samples: int | None = None
-    seconds: float | None = None
-
-    @classmethod
-    def parse(cls, text: str | int | None) -> Every:
-        """Reads a number of samples, or of seconds as in "30s"; ConfigError otherwise."""
-        if text is None:
-            return cls()
-        words = str(text).strip()
-        try:
-            found = cls(seconds=float(words[:-1])) if words.endswith("s") else cls(samples=int(words))
-            if 0 < (found.samples or found.seconds or 0) < float("inf"):
-                return found
-        except ValueError:
-            pass
-        raise ConfigError(f"evaluate every {text!r}: give global samples as in 5000, or seconds as in 30s")
-
-    def __str__(self) -> str:
-        return f"{self.seconds:g}s" if self.seconds else str(self.samples) if self.samples else "never"
+__all__ = ["Evaluation"]
 
 
 class Evaluation:
@@ -51,7 +25,7 @@ class Evaluation:
     """
 
     def __init__(self, measure: Callable[[nn.Module], tuple[float, float]], every: str | int | None = None) -> None:
-        self.measure, self.every = measure, Every.parse(every)
+        self.measure, self.every = measure, Every.parse(every, "evaluate")
         self.curve: list[Point] = []
         self.skipped = 0
         self._next = Every(self.every.samples, self.every.seconds)

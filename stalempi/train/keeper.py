@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 import threading
 import time
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from stalempi import preempt
 from stalempi.errors import ConfigError, StalempiError
 from stalempi.server import Server
 from stalempi.train.checkpoint import CheckpointStore
+from stalempi.train.every import Every
 from stalempi.train.restart import Restart, describe
 
 __all__ = ["Checkpoint", "Keeper"]
@@ -46,26 +46,17 @@ class Checkpoint:
     def __post_init__(self) -> None:
         if self.keep < 1:
             raise ConfigError(f"keep={self.keep} checkpoints: keep at least 1")
-        if min(self.samples, self.seconds) <= 0:
-            raise ConfigError(
-                f"a checkpoint every {self.every!r}: give samples or seconds above 0, as in 5000 or '30s'"
-            )
+        Every.parse(self.every, "a checkpoint")
 
     @property
     def samples(self) -> float:
         """Global samples between two checkpoints; infinite if they do not count."""
-        text = str(self.every)
-        return int(text) if text.lstrip("-").isdigit() else math.inf
+        return Every.parse(self.every, "a checkpoint").samples or math.inf
 
     @property
     def seconds(self) -> float:
         """Seconds between two checkpoints; infinite if they do not count."""
-        if self.every is None or self.samples < math.inf:
-            return math.inf
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)s", str(self.every))
-        if not found:
-            raise ConfigError(f"a checkpoint every {self.every!r}: give samples or seconds, as in 5000 or '30s'")
-        return float(found[1])
+        return Every.parse(self.every, "a checkpoint").seconds or math.inf
 
     def find(self) -> Path | None:
         """Returns the checkpoint to go on from; None to start fresh. Raises ConfigError if there is none that can."""

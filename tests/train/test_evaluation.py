@@ -12,7 +12,8 @@ from torch import nn
 
 from stalempi.errors import ConfigError, StallError
 from stalempi.policy import BSP, Policy
-from stalempi.train.evaluation import Evaluation, Every
+from stalempi.train.evaluation import Evaluation
+from stalempi.train.every import Every
 from stalempi.train.optimizer import DistributedOptimizer
 from stalempi.train.snapshots import WAITING
 from tests.job import run_job
@@ -143,11 +144,11 @@ def test_a_silent_evaluator_is_given_up_after_training() -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "-5", "s", "0s", "1.5", "infs", "nans", "often"])
 def test_how_often_is_read_or_refused(text: str) -> None:
-    assert Every.parse("30s") == Every(seconds=30)
-    assert Every.parse(" 5000") == Every(samples=5000)
-    assert [str(Every.parse(t)) for t in ("30s", 50, None)] == ["30s", "50", "never"]
+    assert Every.parse("30s", "evaluate") == Every(seconds=30)
+    assert Every.parse(" 5000", "evaluate") == Every(samples=5000)
+    assert [str(Every.parse(t, "evaluate")) for t in ("30s", 50, None)] == ["30s", "50", "never"]
     with pytest.raises(ConfigError, match="samples as in 5000, or seconds as in 30s"):
-        Every.parse(text)
+        Every.parse(text, "evaluate")
 
 
 def test_measuring_is_not_for_a_worker() -> None:
