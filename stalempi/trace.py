@@ -124,7 +124,8 @@ def read_trace(path: Path) -> Trace:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"trace {path} cannot be read ({error}): give a file that --trace wrote") from None
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"trace {path} cannot be read ({reason}): give a file that --trace wrote") from None
     number = 1
     records: list[Record] = []
     try:
