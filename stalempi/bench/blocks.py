@@ -122,7 +122,8 @@ class _Run:
         blocks = context.size // options.replicas
         self._feed = Feed(data, options.batch_size, options.replicas, options.choice.seed)
         self._batches = self._feed.count(options.samples, options.epochs)
-        self._store = CheckpointStore(Path(options.checkpoint.folder)) if options.checkpoint else None
+        saved = options.checkpoint
+        self._store = CheckpointStore(Path(saved.folder), keep=saved.keep) if saved else None
         self._done = self._trained = 0
         self._before = 0.0  # seconds trained before this start
         self._curve: list[Point] = []
@@ -162,7 +163,7 @@ class _Run:
         for batch in range(self._done, self._batches):
             loss = self._pipe.step(*self._feed.training(batch, self._pipe))
             self._done = batch + 1
-            self._losses += [] if loss is None else [loss]
+            self._losses += [loss] if tells and loss is not None else []
             self._show(sinks)
             if self._pipe.stopping:
                 self._stop()

@@ -154,7 +154,12 @@ def _check(options: PipelineOptions, ranks: int) -> None:
         raise ConfigError(f"-n {ranks} ranks do not divide into {options.replicas} replicas")
     blocks = ranks // options.replicas
     assign_block(0, ranks, blocks)
-    options.method(blocks)
+    parts = options.method(blocks).micro_batches
+    if options.batch_size < parts:
+        raise ConfigError(
+            f"--batch-size {options.batch_size} cannot be cut into {parts} micro-batches: make it larger, or "
+            "--micro-batches smaller"
+        )
     options.pace(blocks)
     if options.split is not None and len(options.split) != blocks - 1:
         raise ConfigError(f"--split has {len(options.split)} cuts for {blocks} block(s): give one less than blocks")

@@ -83,7 +83,7 @@ class Block:
         self._held: dict[Key, _Held] = {}
         self._clones_input: bool | None = None
         self._is_random = False
-        twin = module if self._keeps_graph else _twin(module)
+        self._other = twin = module if self._keeps_graph else _twin(module)
         self._in_forward = module if self._keeps_graph or running_stats == "forward" else twin
         self._in_recompute = twin if running_stats == "forward" else module
         self._on_gpu = on_gpu = any(p.is_cuda for p in module.parameters())
@@ -172,6 +172,13 @@ class Block:
         """Takes one optimizer step with what has been gathered."""
         self.updater.step()
         self.weights.updated()
+
+    @torch.no_grad()
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Takes over a module's state_dict, in both passes; RuntimeError if it is of another module."""
+        self.module.load_state_dict(state)
+        for copied, own in zip(self._other.buffers(), self.module.buffers(), strict=True):
+            copied.copy_(own)
 
     def evaluate(self, inputs: Tensors) -> Tensors:
         """Returns the block's outputs in evaluation mode; nothing is kept."""

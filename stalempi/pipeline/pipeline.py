@@ -159,19 +159,18 @@ class Pipeline:
     @property
     def module(self) -> nn.Module:
         """The block on this rank; ConfigError before the model is cut, which the first step does if `split` is None."""
-        if self._runner is None:
-            raise ConfigError("the model is not cut yet: the first step times it and does so; or give split")
-        return self._runner.block.module
+        return self._known().block.module
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
         """The optimizer of the block on this rank; None if it has no parameters."""
-        return self._started(None).block.updater.optimizer
+        return self._known().block.updater.optimizer
 
     @property
     def stats(self) -> PipelineStats:
         """What this rank's block has done so far."""
-        block = self._started(None).block
+        runner = self._known()
+        block = runner.block
         return PipelineStats(
             block=self.block,
             replica=self.replica,
@@ -179,7 +178,7 @@ class Pipeline:
             updates=block.updater.updates,
             samples=block.updater.samples,
             skipped=block.updater.skipped,
-            waited=self._started(None).waited,
+            waited=runner.waited,
             staleness=dict(sorted(block.staleness.items())),
             most_held=block.most_held,
             versions=max(1, block.weights.most_kept),
@@ -243,7 +242,8 @@ class Pipeline:
     def state_dict(self) -> dict[str, Tensor]:
         """Drains, then returns the whole model's state on rank 0, on the CPU; {} on the others. Every rank calls it."""
         self.drain()
-        state = {key: value.detach().cpu() for key, value in self.module.state_dict().items()}
+        # copies, on rank 0 too: what is returned must not go on training
+        state = {key: value.detach().to("cpu", copy=True) for key, value in self.module.state_dict().items()}
         listed = self._tell(list(state) if self.replica == 0 else [])
         if self.block == 0 and self.replica == 0:
             parts = [state, *(self._receive_state(rank, listed[rank]) for rank in range(1, self.blocks))]
@@ -345,6 +345,11 @@ class Pipeline:
     ) -> None:
         if error is None:
             self.close()
+
+    def _known(self) -> Runner:
+        if self._runner is None:
+            raise ConfigError("the model is not cut yet: the first step times it and does so; or give split")
+        return self._runner
 
     def _started(self, x: Batch | None) -> Runner:
         """Returns the runner; the first time it cuts the model, by the batch `x` that rank 0 has."""

@@ -32,8 +32,8 @@ class Replicas:
         device: where this rank computes.
 
     Attributes:
-        wish: set on the leading copy, for all of them.
-        note: the wish as of the update before: every copy has it after the same update.
+        wish: set on the leading copy, for all of them; the next update takes it along.
+        note: the strongest wish that has come since it was last taken: every copy has it after the same update.
     """
 
     def __init__(self, links: Links, ranks: Sequence[int], rank: int, *, timeout: float, device: torch.device) -> None:
@@ -79,6 +79,7 @@ class Replicas:
             for copy in self._copies:
                 mine = [a + b.to(a.device) for a, b in zip(mine, copy.receives.receive(key), strict=True)]
             told = torch.tensor([mine[-1].item(), float(self.wish)], dtype=torch.float64)
+            self.wish = Note.NONE
             means = [*(flat / mine[-1].item() for flat in mine[:-1]), told]
             for copy in self._copies:
                 copy.sends.send(key, means)
@@ -86,7 +87,7 @@ class Replicas:
             self._copies[0].sends.send(key, mine)
             means = list(self._copies[0].receives.receive(key))
         _unpack(means[:-1], gradients)
-        self.note = Note(int(means[-1][1]))
+        self.note = max(self.note, Note(int(means[-1][1])))
         return int(means[-1][0])
 
 

@@ -32,7 +32,7 @@ def load_block(runner: Runner, state: dict[str, Any]) -> None:
     Raises ConfigError if that was a block of another model or method.
     """
     try:
-        runner.block.module.load_state_dict(state["module"])
+        runner.block.load(state["module"])
         _load_updater(runner.block.updater, state["updater"])
         if runner.tied:
             _load_updater(runner.tied.updater, state["tied"])

@@ -391,6 +391,8 @@ def make_schedule(
         raise ConfigError(f"method {name} has no queue lengths: p and m are for dsp")
     if micro_batches is not None and name not in ("gpipe", "1f1b", "2bw"):
         raise ConfigError(f"method {name} has no micro-batches: they are for gpipe, 1f1b and 2bw")
+    if not overlaps and name not in ("fr", "dsp"):
+        raise ConfigError(f"method {name} recomputes beside no forward: to do so in line is for fr and dsp")
     if accumulate != 1 and not issubclass(METHODS[name], Delayed):
         raise ConfigError(f"method {name} does not accumulate batches: take more micro-batches instead")
     if name == "dsp":

@@ -71,4 +71,4 @@ class Weights:
     def _forget(self) -> None:
         oldest = self.version - 1 if self._two else self.version + 1
         for version in [v for v in self._versions if v < oldest and self._pins[v] == 0]:
-            del self._versions[version]
+            del self._versions[version], self._pins[version]

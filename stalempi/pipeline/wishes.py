@@ -46,7 +46,7 @@ class Wishes:
         wish = self._wish() if self._is_root else Note.NONE
         if self._copies is None:
             return wish
-        self._copies.wish = wish
+        self._copies.wish = max(self._copies.wish, wish)  # not each step makes an update that takes it along
         note, self._copies.note = self._copies.note, Note.NONE
         return note
 

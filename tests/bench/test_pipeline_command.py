@@ -33,6 +33,8 @@ def run(*words: str) -> str:
         ("-n 3 --method bp --m 4,2,0", "method bp has no queue lengths"),
         ("-n 3 --method fr --micro-batches 4", "method fr has no micro-batches"),
         ("-n 3 --method gpipe --accumulate 2", "does not accumulate"),
+        ("-n 3 --method gpipe --batch-size 3", "--batch-size 3 cannot be cut into 4 micro-batches"),
+        ("-n 3 --method bp --in-line", "in line is for fr and dsp"),
         ("-n 6 --method 2bw --micro-batches 4", "at least as many micro-batches as blocks"),
         ("-n 3 --replicas 2", "do not divide into 2 replicas"),
         ("-n 3 --split 1", "one less than blocks"),

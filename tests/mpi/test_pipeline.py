@@ -92,6 +92,7 @@ def test_a_pipeline_goes_on_from_a_checkpoint_bit_for_bit(tmp_path: Path) -> Non
 def test_the_command_stops_at_a_signal_with_code_75_and_goes_on(tmp_path: Path) -> None:
     words = ["-m", "stalempi.bench", "pipeline", "--method", "dsp", "--model", "cnn", "--epochs", "20", "--out"]
     words += [str(tmp_path / "out"), "--checkpoint-dir", str(tmp_path / "saved"), "--checkpoint-every", "1000"]
+    words += ["--checkpoint-keep", "3"]
     running = start([*words, "--emulate-ms", "2,2,4"], 3)
     until = time.monotonic() + 100
     while not any((tmp_path / "saved").glob("checkpoint-*")):
@@ -109,3 +110,4 @@ def test_the_command_stops_at_a_signal_with_code_75_and_goes_on(tmp_path: Path) 
     assert [block["updates"] for block in found["blocks"]] == [20 * 44] * 3
     assert found["samples"] == 20 * 44 * 32
     assert found["accuracy"] > 0.9
+    assert len(list((tmp_path / "saved").glob("checkpoint-*"))) == 3

@@ -490,3 +490,25 @@ def test_samples_are_counted_by_the_inputs_where_an_output_is_flattened() -> Non
     once(block, (0, 0), (draw(5, 4, 6),), (torch.zeros(20, dtype=torch.int64),))
     block.update()
     assert block.updater.samples == 5
+
+
+@pytest.mark.parametrize("schedule", RECOMPUTING)
+def test_loaded_buffers_reach_the_forward_and_the_recompute(schedule: Schedule) -> None:
+    class Shift(nn.Module):
+        by: Tensor
+
+        def __init__(self, by: float) -> None:
+            super().__init__()
+            self.register_buffer("by", torch.tensor(by))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.by
+
+    block = make(nn.Sequential(nn.Identity(), Shift(1.0)), schedule)
+    block.load(nn.Sequential(nn.Identity(), Shift(5.0)).state_dict())
+    assert block.forward((0, 0), (torch.zeros(2, 3),))[0].tolist() == [[5.0] * 3] * 2
+    block.recompute((0, 0))
+    block._settle((0, 0))
+    outputs = block._held[0, 0].outputs
+    assert outputs is not None
+    assert outputs[0].tolist() == [[5.0] * 3] * 2

@@ -202,6 +202,8 @@ def test_streams_are_those_of_the_papers() -> None:
         (lambda: make_schedule("dsp", p=(1, 0), m=(0, 0)), "q_1 = m_0 - p_0 - m_1 = -1 is negative"),
         (lambda: make_schedule("dsp", p=(1, 0), m=(2, 0), accumulate=0), "accumulate must be at least 1 batch, got 0"),
         (lambda: make_schedule("fr", micro_batches=2), "method fr has no micro-batches"),
+        (lambda: make_schedule("bp", overlaps=False), "method bp recomputes beside no forward"),
+        (lambda: make_schedule("gpipe", overlaps=False), "in line is for fr and dsp"),
         (lambda: make_schedule("gpipe", accumulate=2), "method gpipe does not accumulate batches"),
         (lambda: make_schedule("dni", accumulate=2), "method dni does not accumulate batches"),
         (lambda: make_schedule("gpipe", micro_batches=0), "gpipe needs at least 1 micro-batch, got 0"),

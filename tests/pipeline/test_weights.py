@@ -50,6 +50,7 @@ def test_a_stash_keeps_as_many_versions_as_batches_are_inside(delay: int) -> Non
             update(parameter, weights)
     assert weights.most_kept == delay + 1
     assert len(weights._versions) <= delay + 1
+    assert len(weights._pins) <= delay + 1  # nothing grows with the number of batches
 
 
 def test_a_stashed_version_is_a_copy_that_gradients_can_be_taken_by() -> None:
