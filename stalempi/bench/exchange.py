@@ -152,8 +152,17 @@ def _reduced(context: Context, nbytes: int, iterations: int) -> list[float]:
     """What DDP does between two processes: an allreduce of gloo."""
     store = tempfile.mkdtemp() if context.rank == 0 else ""
     folder = context.transport.allgather(store.encode(), _LIMIT)[0].decode()
-    if context.rank > 1:
-        return []
+    took = _reduce(context, folder, nbytes, iterations) if context.rank < 2 else []
+    context.transport.allgather(b"", _LIMIT)  # neither closes its sockets while the other still reads
+    if context.rank < 2:
+        _leave_gloo()
+    context.transport.allgather(b"", _LIMIT)  # a store waits for its file, should that have gone before it
+    if context.rank == 0:
+        shutil.rmtree(folder)
+    return took
+
+
+def _reduce(context: Context, folder: str, nbytes: int, iterations: int) -> list[float]:
     import torch.distributed as dist  # noqa: PLC0415 - not in every build of torch
 
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -162,12 +171,13 @@ def _reduced(context: Context, nbytes: int, iterations: int) -> list[float]:
         "gloo", init_method=f"file://{folder}/store", rank=context.rank, world_size=2, timeout=limit
     )
     tensor = torch.zeros(nbytes // 4)
-    took = _timed(iterations, lambda: dist.all_reduce(tensor))
-    dist.barrier()
+    return _timed(iterations, lambda: dist.all_reduce(tensor))
+
+
+def _leave_gloo() -> None:
+    import torch.distributed as dist  # noqa: PLC0415
+
     dist.destroy_process_group()
-    if context.rank == 0:
-        shutil.rmtree(folder)
-    return took
 
 
 def _has_gloo(context: Context) -> bool:

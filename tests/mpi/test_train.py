@@ -50,7 +50,7 @@ def test_it_also_runs_under_a_launcher_of_the_users_choice() -> None:
 def test_a_language_model_learns_text_and_its_tied_matrix_stays_one(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("abcdefgh" * 1500)
     words = f"train -n 3 --policy ssp --bound 1 --dataset text --data-dir {tmp_path}/text.txt --sequence-length 16"
-    words += f" --model transformer-tiny-tied --lr 0.1 --epochs 2 --out {tmp_path}"
+    words += f" --model transformer-tiny-tied --optimizer adam --lr 0.003 --epochs 4 --out {tmp_path}"
     done = subprocess.run([BENCH, *words.split()], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert "transformer-tiny-tied on text (674 samples)" in done.stderr
