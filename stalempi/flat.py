@@ -115,8 +115,15 @@ class Flat:
 
     def buckets(self, bucket_bytes: int) -> list[Tensor]:
         """Cuts the storages into contiguous 1-D uint8 slices, as `cut` says."""
-        raw = [storage.view(torch.uint8) for storage in self.storages]
-        return [raw[bucket.storage][bucket.start : bucket.stop] for bucket in self.cut(bucket_bytes)]
+        return [self.slice(bucket) for bucket in self.cut(bucket_bytes)]
+
+    def cut_backward(self, bucket_bytes: int) -> list[Bucket]:
+        """Cuts as `cut` does, at whole elements, in the order in which backward makes gradients: the last one first."""
+        return self.cut(max(ALIGNMENT, bucket_bytes // ALIGNMENT * ALIGNMENT))[::-1]
+
+    def slice(self, bucket: Bucket) -> Tensor:
+        """Returns a bucket's memory, 1-D uint8."""
+        return self.storages[bucket.storage].view(torch.uint8)[bucket.start : bucket.stop]
 
     def cut(self, bucket_bytes: int) -> list[Bucket]:
         """Cuts the storages into slices of about `bucket_bytes`, in the order of the views.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import cmath
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -65,7 +64,3 @@ class GradientBook:
             elif parameter.requires_grad and not self._watched[place]:
                 self._touched[place] = bool(view.any())  # thawed since zero
             touched[place] = gradient is not None and self._touched[place]
-
-    def is_finite(self) -> bool:
-        """One pass over each storage: a sum is finite only if every element is (or the sum itself overflows)."""
-        return all(cmath.isfinite(s.sum().item()) or bool(torch.isfinite(s).all()) for s in self._flat.storages)

@@ -88,6 +88,12 @@ class LeaderEnd(WorkerEnd):
         self.preempted = False
         self._released = time.monotonic()
 
+    def part(self, place: int) -> None:
+        raise AssertionError("what a leader pushes is not there before its members' pushes")
+
+    def progress(self) -> None:
+        pass
+
     def push(self, *, empty: bool = False) -> None:
         del empty  # the header says so
         self._slots[0].push = Header.unpack(self._slots[0].packet.header)

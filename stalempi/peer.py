@@ -108,7 +108,7 @@ class Peer:
 
     def zero_grad(self) -> None:
         """Sets all gradients to zero and makes them views of the flat storage again."""
-        self._sums.zeroed()
+        self._sums.buckets.zeroed()
         self._book.zero()
 
     def step(self, *, samples: int, loss: float = math.nan) -> None:
@@ -122,17 +122,17 @@ class Peer:
         self._book.collect(self._touched)
         self._hyper[:] = self.replica.read_hyper()
         header = self._header(Kind.PUSH, samples=samples, loss=loss)
-        header.flags = Flag.NONE if self._book.is_finite() else Flag.NONFINITE
+        header.flags = Flag.NONE if self._sums.is_finite() else Flag.NONFINITE
         header.flags |= _wish()
         header.pack_into(self._ticket)
         self._sums.send_rest(samples)
         self.step_count += 1
         self._end_round()
-        self._sums.begin()
+        self._sums.buckets.begin()
 
     def leave(self) -> None:
         """Takes part without data until nobody has any; all then have the same model and running statistics."""
-        self._sums.early = False  # the model may go on to be used
+        self._sums.buckets.early = False  # the model may go on to be used
         while not self.over:
             header = self._header(Kind.LEAVE)
             header.flags = _wish()

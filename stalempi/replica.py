@@ -93,9 +93,11 @@ class Replica:
     def push_packet(self, gradients: Flat, buffers: Flat, *, note_bytes: int = 0) -> Packet:
         """Returns the place of one worker's pushes: header, hyper-parameters, touched flags, note, gradients, buffers.
 
-        The note is what a checkpoint keeps of the worker itself.
+        Gradients are in backward order, the last layer's first (`Flat.cut_backward`). The note is what a checkpoint
+        keeps of the worker itself.
         """
-        buckets = [*gradients.buckets(self.bucket_bytes), *buffers.buckets(self.bucket_bytes)]
+        backward = [gradients.slice(bucket) for bucket in gradients.cut_backward(self.bucket_bytes)]
+        buckets = [*backward, *buffers.buckets(self.bucket_bytes)]
         parts = Parts(buckets, direct=self._direct)
         return Packet(self.header_bytes + note_bytes, parts)
 
@@ -104,9 +106,9 @@ class Replica:
         """Size of what goes before a gradient: header, hyper-parameters, touched flags; a note follows it."""
         return HEADER_BYTES + 8 * self._hyper_count + len(self.trained)
 
-    def release_parts(self) -> Parts:
-        """Returns the parameters as a release carries them."""
-        return Parts(self.params.buckets(self.bucket_bytes), direct=self._direct)
+    def release_parts(self, params: Flat | None = None) -> Parts:
+        """Returns the parameters, by default the model's, as a release carries them: the first layer's first."""
+        return Parts((params or self.params).buckets(self.bucket_bytes), direct=self._direct)
 
     def hyper(self, header: Buffer) -> NDArray[np.float64]:
         """Returns the place of the hyper-parameters in a push's header, float64."""

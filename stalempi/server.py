@@ -209,6 +209,7 @@ class Server:
         stats.ended = now
         if not math.isnan(header.waited):
             stats.waited += header.waited
+            stats.hidden += header.hidden
         event: Event
         if header.kind is Kind.LEAVE:
             event = Leave(worker, now)

@@ -12,6 +12,8 @@ __all__ = ["RunStats", "WorkerStats"]
 class WorkerStats:
     """What one worker did; times in seconds on the server's clock, `waited` on the worker's.
 
+    `hidden` adds up, over its pushes, the share of bytes that had left when backward was over.
+
     `gap` counts at pushes, `staleness` at applications. A push is applied, dropped, nonfinite (with NaN or infinity) or
     skipped (sent empty by a gradient scaler).
     """
@@ -19,6 +21,7 @@ class WorkerStats:
     iterations: int = 0
     samples: int = 0
     waited: float = 0.0
+    hidden: float = 0.0
     started: float = 0.0
     ended: float = 0.0
     gap_sum: int = 0
@@ -50,6 +53,7 @@ class WorkerStats:
             "samples": self.samples,
             "samples_per_second": self.samples / seconds,
             "wait_share": min(1.0, self.waited / seconds),
+            "hidden_share": self.hidden / max(1, self.iterations),
             "gap_mean": self.gap_sum / max(1, self.iterations),
             "gap_max": self.gap_max,
             "staleness_mean": self.staleness_sum / max(1, self.applied),

@@ -35,14 +35,19 @@ class Start:
     @classmethod
     def of(cls, policy: Policy, now: float) -> Start:
         """Describes a policy that was started at `now` (s)."""
-        return cls(policy.name, policy.options(), len(policy.clocks.counts), now)
+        options = policy.options() | ({"run_ahead": policy.run_ahead} if policy.run_ahead else {})
+        return cls(policy.name, options, len(policy.clocks.counts), now)
 
     def make_policy(self) -> Policy:
         """Makes the policy of the run anew; ConfigError if there is none of that name and options."""
         options: dict[str, object] = dict(self.options)
         if "narrow" in options:
             options["narrow"] = tuple(int(word) for word in str(options["narrow"]).split(":"))
-        return make_policy(self.policy, **options)
+        runs_ahead = options.pop("run_ahead", 0)
+        policy = make_policy(self.policy, **options)
+        if runs_ahead:
+            policy.let_run_ahead()
+        return policy
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,20 @@ from collections.abc import Callable
 
 from stalempi import preempt
 from stalempi.clip import Clip
+from stalempi.early import EarlyBuckets, FiniteCheck
 from stalempi.errors import ConfigError, ProtocolError, StallError
 from stalempi.gradients import GradientBook
 from stalempi.group import Group, LeaderEnd
+from stalempi.places import Places
 from stalempi.replica import Replica
 from stalempi.transport.base import Packet, Transport, WorkerEnd
 from stalempi.transport.message import HEADER_BYTES, Flag, Header, Kind
 
-__all__ = ["Worker"]
+__all__ = ["OVERLAPS", "Worker"]
+
+# How a push moves while backward makes it: MPI is called from the hooks of parameters, or from a thread too, or nothing
+# is sent before `step`.
+OVERLAPS = ("hooks", "thread", "off")
 
 
 class Worker:
@@ -29,6 +35,9 @@ class Worker:
             worker takes alone.
         group: whom it pushes to, and who pushes to it.
         note: returns what a checkpoint keeps of this worker, always as many bytes; None without checkpoints.
+        overlap: how a push moves while backward makes it, see `OVERLAPS`.
+        run_ahead: whether `step` returns before its release is here, so that the next iteration runs on the parameters
+            that this worker has; the release is then taken in by the next `step`.
 
     Attributes:
         step_count: this worker's clock: pushes so far.
@@ -50,34 +59,60 @@ class Worker:
         clip: Clip | None = None,
         group: Group | None = None,
         note: Callable[[], bytes] | None = None,
+        overlap: str = "hooks",
+        run_ahead: bool = False,
     ) -> None:
         self.replica = replica
         self.gradients = replica.params.like()
         self._rank, self._stall_timeout = transport.rank, stall_timeout
         self._schedule, self._clip = schedule, clip
         self._note = note
-        self._push = replica.push_packet(self.gradients, replica.buffers, note_bytes=len(note()) if note else 0)
-        self._release = Packet(HEADER_BYTES, replica.release_parts())
+        self._run_ahead = run_ahead
+        self._places = places = Places(replica, self.gradients, apart=run_ahead)
+        self._push = replica.push_packet(places.gradients, places.buffers, note_bytes=len(note()) if note else 0)
+        self._release = Packet(HEADER_BYTES, replica.release_parts(places.params))
         self._hyper, self._touched = replica.hyper(self._push.header), replica.touched(self._push.header)
         group = group or Group()
         self._end: WorkerEnd = (
             LeaderEnd(replica, transport, group, self.gradients, self._push, self._release)
             if group.members
-            else transport.worker_end(self._push, self._release, group.server)
+            else transport.worker_end(self._push, self._release, group.server, thread=overlap == "thread")
         )
         self.step_count = self.version = self.global_samples = 0
         self.stopping = self.preempted = False
         self.waited = 0.0
         self.owed = False
-        self._book = GradientBook(replica.trained, self.gradients)
+        self._early = EarlyBuckets(
+            replica.trained,
+            self.gradients,
+            bucket_bytes=replica.bucket_bytes,
+            overlap=overlap != "off" and not group.members and not run_ahead,
+            cure="use overlap='off'",
+        )
+        self._finite = FiniteCheck(self.gradients)
+        worth_it = self._early.may_be_early and len(self._early.slices) > 1  # one bucket is complete when all is
+        watched = self._ready if run_ahead or worth_it else None
+        self._book = GradientBook(replica.trained, self.gradients, on_ready=watched)
+        if run_ahead:
+            self._progress_in_forward()
         self.zero_grad()
 
     def zero_grad(self) -> None:
         """Sets all gradients to zero and makes them views of the flat storage again."""
+        self._early.zeroed()
         self._book.zero()
+
+    def _ready(self, place: int) -> None:
+        """Is told that backward has this parameter's gradient; sends what is complete."""
+        for bucket in self._early.ready(place):
+            self._finite.add(self._early.slices[bucket])
+            self._end.part(bucket)
+        self._end.progress()
 
     def step(self, *, samples: int, loss: float = math.nan, scale: float = 1.0) -> None:
         """Pushes the gradient, which stands for `samples` samples, and returns with the new parameters in the model.
+
+        A worker that runs ahead returns with those of the push before.
 
         The gradient is divided by `scale` first, in place, and then stays as it was pushed.
 
@@ -85,30 +120,62 @@ class Worker:
         """
         if samples < 1:
             raise ConfigError(f"a gradient stands for at least 1 sample, got {samples}: leave out steps without data")
+        version = self._catch_up()
+        if self.preempted:
+            return  # what was computed meanwhile is in no checkpoint either
         self._book.collect(self._touched)
         if scale != 1.0:
             for storage in self.gradients.storages:
                 storage.mul_(1.0 / scale)
+        self._early.judge()
+        for bucket in self._early.rest():
+            self._finite.add(self._early.slices[bucket])
         self._hyper[:] = self.replica.read_hyper()
         header = self._header(Kind.PUSH, samples=samples, nbytes=self._push.parts.nbytes, loss=loss)
-        header.flags = Flag.NONE if self._book.is_finite() else Flag.NONFINITE
+        header.version = version
+        header.flags = Flag.NONE if self._finite.verdict() else Flag.NONFINITE
+        self._places.fill()
         self._exchange(header)
 
     def skip(self, *, loss: float = math.nan) -> None:
         """Sends an empty push: the clock goes on and a release comes, but there is no gradient in this step."""
-        self._exchange(self._header(Kind.PUSH, loss=loss))
+        if self._early.handed:
+            raise ConfigError("a step was left out whose gradient backward had begun to send: use overlap='off'")
+        version = self._catch_up()
+        if self.preempted:
+            return
+        header = self._header(Kind.PUSH, loss=loss)
+        header.version = version
+        self._exchange(header)
+
+    def _catch_up(self) -> int:
+        """Takes in the release that this worker ran ahead of; returns the version that it has computed on meanwhile."""
+        version = self.version
+        if self.owed:
+            self._await_release()
+        return version
+
+    def _progress_in_forward(self) -> None:
+        """Lets messages move while the model runs forward, as hooks of the parameters do while it runs backward."""
+        for module in self.replica.model.modules():
+            if not any(module.children()):
+                module.register_forward_pre_hook(lambda *_: self._end.progress())
 
     def _exchange(self, header: Header) -> None:
         header.step = self.step_count = self.step_count + 1
         if preempt.requested():
             header.flags |= Flag.PREEMPT
         self._send(header)
+        self._early.begin()
+        if not self._run_ahead:
+            self._await_release()
 
     def rejoin(self) -> None:
         """Waits for the release that was due to this worker when the checkpoint was taken that it goes on from."""
         header = self._header(Kind.PUSH)
         header.flags = Flag.WAITING
         self._send(header)
+        self._await_release()
 
     def _send(self, header: Header) -> None:
         header.pack_into(self._push.header)
@@ -116,7 +183,6 @@ class Worker:
         self._pushed = header
         self.owed = True
         self._end.push(empty=not header.nbytes)
-        self._await_release()
 
     def _write_note(self) -> None:
         if self._note:
@@ -145,6 +211,7 @@ class Worker:
             nbytes=nbytes,
             loss=loss,
             waited=self.waited,
+            hidden=self._end.hidden,
         )
 
     def _await_release(self) -> None:
@@ -159,6 +226,8 @@ class Worker:
         if header.step != self.step_count or header.layout != self.replica.layout:
             raise ProtocolError(f"rank {self._rank} step {self.step_count}: got the release of step {header.step}")
         self.version, self.global_samples = header.version, header.samples
+        if header.nbytes:
+            self._places.take_in()
         self.stopping = bool(header.flags & Flag.STOP)
         self.preempted = bool(header.flags & Flag.PREEMPT)
         alone = not header.nbytes and self._pushed.nbytes and not self._pushed.flags & Flag.NONFINITE

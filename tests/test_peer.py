@@ -84,7 +84,7 @@ def test_whatever_is_done_to_gradients_the_result_is_that_of_bsp(one_step: Calla
     def loop(model: nn.Module, optimizer: DistributedOptimizer, worker: int) -> bool:
         for number in range(4):
             one_step(model, optimizer, *data(5 + worker, seed=10 * worker + number))
-        return not served and sums_of(optimizer).early
+        return not served and sums_of(optimizer).buckets.early
 
     served = False
     (ours, _, early), (other, _, _) = together(loop)
@@ -102,7 +102,7 @@ def test_buckets_go_while_backward_goes_on_from_the_second_step() -> None:
             x, y = data(6, seed=rank)
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(x), y).backward()
-            sent.append(sums_of(optimizer)._next)
+            sent.append(sums_of(optimizer).buckets.handed)
             optimizer.step()
         return sent
 
@@ -332,7 +332,7 @@ def test_a_bucket_of_a_device_is_not_added_up_before_its_copy_is_there() -> None
         assert all(torch.allclose(a, b) for a, b in zip(flat.views, expected, strict=True))
         end.begun.clear()
         sums.settle()
-        sums.begin()
+        sums.buckets.begin()
         for total in sums.totals:
             total.fill_(-1)
     assert len(device.copies) == 3 * len(everything)

@@ -99,7 +99,7 @@ def run(name: str, folder: Path, results: Path, seed: int) -> None:
 def table(results: Path) -> list[str]:
     found = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(results.glob("*.json"))]
     lines = [
-        "| | accuracy %, mean (each seed) | at 10k samples | at 20k | at 30k | waiting | gap mean / max | staleness |",
+        "| | accuracy %, mean (each seed) | at 5k samples | at 10k | at 15k | waiting | gap mean / max | staleness |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name in (ALONE, *POLICIES):

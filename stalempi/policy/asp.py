@@ -21,6 +21,10 @@ class ASP(Policy):
         """Returns nothing: ASP has no options."""
         return {}
 
+    def let_run_ahead(self) -> None:
+        """Lets every worker begin an iteration before its release; there is no bound that it could count in."""
+        self.run_ahead = 1
+
     def _pushed(self, event: Push) -> list[Decision]:
         return [Apply((event.worker,)), *self._release((event.worker,), event.now)]
 

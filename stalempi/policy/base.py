@@ -86,11 +86,17 @@ class Policy(ABC):
     event in the order of receipt and carry out the decisions it returns in their order.
 
     A subclass says what follows a push (`_pushed`) and a leave (`_left`); both find the clocks already moved on.
+
+    Attributes:
+        run_ahead: iterations that a worker may have begun before the release of the push before them is sent. Whoever
+            runs ahead has pushed, when that release comes, or is about to; so the release of push c is leave to start
+            iteration c + run_ahead, and needs c + run_ahead - m <= bound.
     """
 
     name: ClassVar[str]
     has_server: ClassVar[bool] = True  # False: every rank is a worker, and all add up together
     clocks: Clocks
+    run_ahead: int = 0
 
     def start(self, num_workers: int, now: float) -> list[Decision]:
         """Begins a run of `num_workers` workers at `now` (s) and releases them all; forgets any earlier run."""
@@ -100,6 +106,15 @@ class Policy(ABC):
         self._running = [False] * num_workers
         self._begin(num_workers, now)
         return self._release(range(num_workers), now)
+
+    def let_run_ahead(self) -> None:
+        """Lets every worker begin an iteration before its release: it then counts as one more in the bound.
+
+        Raises ConfigError where the bound leaves no room for that.
+        """
+        raise ConfigError(
+            f"run_ahead: under {self} a worker waits for each release: take asp, or ssp or dssp with s >= 1"
+        )
 
     @property
     def bound(self) -> int | None:

@@ -82,6 +82,17 @@ class DSSP(Gated):
         super()._load_state(state, now)
         self.controller.load_state(state["controller"], now)
 
+    def let_run_ahead(self) -> None:
+        """Takes the iteration that is begun early out of every threshold; not with a controller that gives credit."""
+        if isinstance(self.controller, PaperController):
+            raise ConfigError(
+                f"run_ahead: controller {self.controller.name} gives credit by the gap at the release: take dyn"
+            )
+        super().let_run_ahead()
+
+    def _least_threshold(self) -> int:
+        return self.lower
+
     def _threshold(self, event: Push) -> int:
         chosen = self.controller.threshold(event.worker, event.now)
         if self.narrowing is None:

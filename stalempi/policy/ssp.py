@@ -27,6 +27,16 @@ class Gated(Policy):
     def _load_state(self, state: dict[str, Any], now: float) -> None:
         self._gate.load_state(state["gate"])
 
+    def let_run_ahead(self) -> None:
+        """Takes the iteration that is begun early out of every threshold, each of which must be at least 1."""
+        if self._least_threshold() < 1:
+            super().let_run_ahead()
+        self.run_ahead = 1
+
+    def _least_threshold(self) -> int:
+        """Returns the smallest threshold that a push can have."""
+        return 0
+
     @abstractmethod
     def _threshold(self, event: Push) -> int:
         """Returns the largest gap at which the worker that has just pushed may go on."""
@@ -34,7 +44,7 @@ class Gated(Policy):
     def _pushed(self, event: Push) -> list[Decision]:
         worker = event.worker
         opened = self._gate.open(self.clocks.least)
-        need = self.clocks.counts[worker] - self._threshold(event)
+        need = self.clocks.counts[worker] + self.run_ahead - self._threshold(event)
         if need <= self.clocks.least:
             opened.insert(0, worker)
         else:
@@ -69,6 +79,9 @@ class SSP(Gated):
     def options(self) -> dict[str, int | float | str]:
         """Returns `bound`."""
         return {"bound": self._bound}
+
+    def _least_threshold(self) -> int:
+        return self._bound
 
     def _threshold(self, event: Push) -> int:
         return self._bound

@@ -148,7 +148,8 @@ class VirtualTransport(Transport):
         self._job.pushes = list(pushes)
         return _ServerEnd(self._job, releases)
 
-    def worker_end(self, push: Packet, release: Packet, server: int = 0) -> WorkerEnd:
+    def worker_end(self, push: Packet, release: Packet, server: int = 0, *, thread: bool = False) -> WorkerEnd:
+        del thread
         end = _WorkerEnd(self._job, self.rank, push, release)
         self._job.ends.append(end)
         return end
@@ -181,6 +182,12 @@ class _WorkerEnd(WorkerEnd):
     def __init__(self, job: VirtualJob, rank: int, push: Packet, release: Packet) -> None:
         self._job, self._rank, self._push, self._release = job, rank, push, release
         self._arrived = 0
+
+    def part(self, place: int) -> None:
+        pass  # nothing is on its way before the push
+
+    def progress(self) -> None:
+        pass
 
     def push(self, *, empty: bool = False) -> None:
         self._send(None if empty else self._push.parts)

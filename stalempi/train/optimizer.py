@@ -33,7 +33,7 @@ from stalempi.train.notes import NOTE_BYTES, Notebook, Positioned
 from stalempi.train.restart import Restart, WorkerRestart
 from stalempi.train.samples import SampleCount, count_samples
 from stalempi.train.snapshots import Album, Critic, Exhibition, Gallery
-from stalempi.worker import Worker
+from stalempi.worker import OVERLAPS, Worker
 
 __all__ = ["DistributedOptimizer"]
 
@@ -65,6 +65,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         context: the rank to be; the one of `init` by default.
         observe: called on rank 0 with each event and the decisions that followed.
         checkpoint: where and when the run is saved, and what it goes on from; see `stalempi.Checkpoint`.
+        overlap: how a push moves while backward makes it: "hooks" calls MPI at each parameter's gradient, "thread" from
+            a thread too, "off" sends nothing before `step`. The first step is watched: if its gradients are not as one
+            backward made them (clipped, accumulated, scaled), nothing is ever sent early.
+        run_ahead: whether a worker begins its next iteration on the parameters that it has, while its push and release
+            are on their way. That counts as one more iteration in the policy's bound, so SSP and DSSP need one of 1.
 
     A torch.amp.GradScaler works as ever: `scaler.step(optimizer)`, `scaler.update()`. A step in which it finds infinity
     or NaN is an empty push: the clock goes on and nothing is applied.
@@ -94,6 +99,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         context: Context | None = None,
         observe: Callable[[Event, list[Decision]], None] | None = None,
         checkpoint: Checkpoint | None = None,
+        overlap: str = "hooks",
+        run_ahead: bool = False,
     ) -> None:
         self._outer = context or contexts.current()
         self._context = self._outer if policy.has_server else self._outer.without_server()
@@ -121,6 +128,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise ConfigError("the job has an evaluator rank, and nothing for it to do: give evaluation=...")
         self._evaluation = evaluation
         _check_job(policy, role, correction, checkpoint)
+        _check_overlap(policy, role, overlap, run_ahead=run_ahead)
         restart = self._load(checkpoint)
         self._join(
             [
@@ -132,6 +140,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 f"clip_norm {clip_norm}, clip_value {clip_value}",
                 f"correction {correction.name if correction else None}",
                 f"checkpoint every {checkpoint.every}" if checkpoint else "no checkpoint",
+                f"run_ahead {run_ahead}",
             ],
             timeout,
         )
@@ -169,12 +178,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._critic = Critic(self._replica, evaluation, transport, timeout=timeout)
         else:
             self._notebook = Notebook(self._context.device) if checkpoint else None
-            self._worker = self._make_worker(schedule, clip)
+            self._worker = self._make_worker(schedule, clip, overlap, run_ahead=run_ahead)
         self._take_role(self._outer, self._context)
         contexts.open_jobs.append(self)
         self._rejoin(checkpoint, restart.for_workers(policy, role.num_workers, total_samples) if restart else b"")
 
-    def _make_worker(self, schedule: Callable[[int], float] | None, clip: Clip | None) -> Worker:
+    def _make_worker(
+        self, schedule: Callable[[int], float] | None, clip: Clip | None, overlap: str, *, run_ahead: bool
+    ) -> Worker:
         role, timeout = self._context.role, self._timeout
         patience = (3 if role.group_rank else 2) * timeout  # who is behind another waits longer, and lets it speak
         group = Group(role.pushes_to, role.takes_from, timeout)
@@ -187,6 +198,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             clip=clip,
             group=group,
             note=note,
+            overlap=overlap,
+            run_ahead=run_ahead,
         )
 
     def _load(self, checkpoint: Checkpoint | None) -> Restart | None:
@@ -451,6 +464,16 @@ def _check_job(policy: Policy, role: Role, correction: Correction | None, checkp
         raise ConfigError(f"the server saves a run, and {policy} has none: leave checkpoint out")
     if checkpoint and role.group_size > 1:
         raise ConfigError("checkpoints do not know groups yet: leave the group out, or the checkpoints")
+
+
+def _check_overlap(policy: Policy, role: Role, overlap: str, *, run_ahead: bool) -> None:
+    """Raises ConfigError if messages cannot move in this way; lets the policy know of a run ahead."""
+    if overlap not in OVERLAPS:
+        raise ConfigError(f"overlap must be one of {', '.join(OVERLAPS)}, got {overlap!r}")
+    if run_ahead and role.group_size > 1:
+        raise ConfigError("run_ahead: a group's leader waits for its members: leave the group out, or run_ahead")
+    if run_ahead:
+        policy.let_run_ahead()
 
 
 def _check_optimizer(optimizer: object) -> None:

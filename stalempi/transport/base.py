@@ -19,7 +19,7 @@ from torch import Tensor
 
 from stalempi.errors import ProtocolError
 from stalempi.transport.message import Header, Kind
-from stalempi.transport.staging import Copier, copier_for
+from stalempi.transport.staging import Copied, Copier, copier_for
 
 __all__ = ["Numbers", "Packet", "Parts", "PeerEnd", "ServerEnd", "Transport", "WorkerEnd", "check_received"]
 
@@ -57,16 +57,26 @@ class Parts:
         self._copier = copier or copier_for(device)
         self.wire = [self._copier.mirror(t) for t in self.tensors] if self.staged else self.tensors
 
-    def outgoing(self) -> Iterator[int]:
-        """Yields each part's place as soon as `wire` holds its values, while those after it are still being copied."""
+    def outgoing(self, first: int = 0) -> Iterator[int]:
+        """Yields each part's place as soon as `wire` holds its values, while those after it are still being copied.
+
+        `first` is the place to begin with.
+        """
+        places = range(first, len(self.wire))
         if not self.staged:
             self._copier.mark().synchronize()
-            yield from range(len(self.wire))
+            yield from places
             return
-        copies = [self._copier.copy_out(host, here) for host, here in zip(self.wire, self.tensors, strict=True)]
-        for place, copied in enumerate(copies):
+        copies = [self.start(place) for place in places]
+        for place, copied in zip(places, copies, strict=True):
             copied.synchronize()
             yield place
+
+    def start(self, place: int) -> Copied:
+        """Begins to make `wire` hold a part's values, as the computation's stream has them at this point."""
+        if self.staged:
+            return self._copier.copy_out(self.wire[place], self.tensors[place])
+        return self._copier.mark()
 
     def stage_out(self) -> None:
         """Makes `wire` hold the values; returns when it does."""
@@ -100,11 +110,31 @@ class Packet:
 
 
 class WorkerEnd(ABC):
-    """A worker's side: one push out, one release in, again and again."""
+    """A worker's side: one push out, one release in, again and again.
+
+    Attributes:
+        hidden: share of the latest push's bytes that had left when `push` was called.
+    """
+
+    hidden: float = 0.0
+
+    @abstractmethod
+    def part(self, place: int) -> None:
+        """Begins to send the part at `place` of a push, ahead of `push`; the places go up from 0.
+
+        The part stays unchanged until the push's release is whole. The push may then not be empty.
+        """
+
+    @abstractmethod
+    def progress(self) -> None:
+        """Lets what is on its way move on; cheap enough for every hook."""
 
     @abstractmethod
     def push(self, *, empty: bool = False) -> None:
-        """Posts the receive of the release and sends the push packet, or only its header; returns at once."""
+        """Posts the receive of the release and sends the push packet, or only its header; returns at once.
+
+        Parts that went ahead are not sent again.
+        """
 
     @abstractmethod
     def receive(self, timeout: float) -> bool:
@@ -214,8 +244,11 @@ class Transport(ABC):
         """
 
     @abstractmethod
-    def worker_end(self, push: Packet, release: Packet, server: int = 0) -> WorkerEnd:
-        """Opens a worker's side towards rank `server`."""
+    def worker_end(self, push: Packet, release: Packet, server: int = 0, *, thread: bool = False) -> WorkerEnd:
+        """Opens a worker's side towards rank `server`.
+
+        `thread`: parts that go ahead of a push are moved on by a thread too, not only by calls of `progress`.
+        """
 
     @abstractmethod
     def peer_end(self, ticket: bytearray, tickets: bytearray, sums: Sequence[Tensor]) -> PeerEnd:

@@ -102,7 +102,7 @@ class InprocTransport(Transport, Links):
         self._meet(timeout)
         if self.rank != root:
             assert self._hub.source is not None
-            _copy(self._hub.source, parts)
+            _copy(self._hub.source.wire, parts)
             parts.stage_in()
         self._meet(timeout)
 
@@ -125,7 +125,8 @@ class InprocTransport(Transport, Links):
             self._hub.opened[rank].set()
         return end
 
-    def worker_end(self, push: Packet, release: Packet, server: int = 0) -> WorkerEnd:
+    def worker_end(self, push: Packet, release: Packet, server: int = 0, *, thread: bool = False) -> WorkerEnd:
+        del thread
         self._hub.opened[self.rank].wait(60)
         return _InprocWorkerEnd(self._hub, (self.rank, server), push, release)
 
@@ -195,20 +196,33 @@ class _InprocWorkerEnd(WorkerEnd):
     def __init__(self, hub: _Hub, between: tuple[int, int], push: Packet, release: Packet) -> None:
         self._hub, self._push, self._release = hub, push, release
         self._rank, self._server = between
+        self._ahead: list[Tensor] = []  # copies of the parts that went ahead of the push
+
+    def part(self, place: int) -> None:
+        assert place == len(self._ahead), "parts go in their order"
+        self._push.parts.start(place).synchronize()
+        self._ahead.append(self._push.parts.wire[place].clone())
+
+    def progress(self) -> None:
+        pass
 
     def push(self, *, empty: bool = False) -> None:
-        if not empty:
-            self._push.parts.stage_out()
-        self._send(None if empty else self._push.parts)
+        assert not (empty and self._ahead), "an empty push has no part that could go ahead"
+        parts = self._push.parts
+        self.hidden = sum(part.nbytes for part in self._ahead) / max(1, parts.nbytes)
+        for _ in () if empty else parts.outgoing(len(self._ahead)):
+            pass
+        self._send([] if empty else [*self._ahead, *parts.wire[len(self._ahead) :]])
+        self._ahead.clear()
 
     def leave(self, timeout: float) -> bool:
-        self._send(None)
+        self._send([])
         return True
 
-    def _send(self, parts: Parts | None) -> None:
+    def _send(self, wire: Sequence[Tensor]) -> None:
         target = self._hub.pushes[self._rank]
         target.header[:] = self._push.header
-        self._hub.to_server[self._rank].put((self._rank, _copy(parts, target.parts)))
+        self._hub.to_server[self._rank].put((self._rank, _copy(wire, target.parts)))
 
     def receive(self, timeout: float) -> bool:
         try:
@@ -217,7 +231,7 @@ class _InprocWorkerEnd(WorkerEnd):
             return False
         time.sleep(max(0.0, sent.due - time.monotonic()))
         self._release.header[:] = sent.header
-        arrived = _copy(sent.parts, self._release.parts)
+        arrived = _copy(sent.parts.wire if sent.parts else [], self._release.parts)
         sent.done.set()
         check_received(self._release, sender=self._server, kinds=(Kind.RELEASE,), arrived=arrived)
         if arrived:
@@ -246,11 +260,9 @@ def run_ranks(main: Callable[[InprocTransport], T], size: int, *, delivery: floa
         return [future.result() for future in futures]
 
 
-def _copy(source: Parts | None, target: Parts) -> int:
-    """Copies what fits, as a network would, and returns the bytes that came; None is parts sent empty."""
-    if source is None:
-        return 0
-    for a, b in zip(source.wire, target.wire, strict=True):
+def _copy(source: Sequence[Tensor], target: Parts) -> int:
+    """Copies what fits, as a network would, and returns the bytes that came; of parts sent empty there are none."""
+    for a, b in zip(source, target.wire, strict=bool(source)):
         fits = min(a.numel(), b.numel())
         b[:fits].copy_(a[:fits])
-    return source.nbytes
+    return sum(part.nbytes for part in source)

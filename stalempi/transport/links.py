@@ -23,6 +23,7 @@ from stalempi.errors import ConfigError, ProtocolError, StallError
 from stalempi.flat import MAX_BUCKET_BYTES
 from stalempi.pipeline.link import MAX_TENSORS, Key, Lane, Note, Receiver, Sender, check_key
 from stalempi.transport.backoff import wait_for
+from stalempi.transport.message import Tag
 
 __all__ = ["MpiReceiver", "MpiSender", "Progress"]
 
@@ -42,7 +43,7 @@ _DTYPES = (
 _MAX_DIMS = 6
 _FIXED = 5  # magic, batch, micro-batch, note, tensors
 _HEADER = _FIXED + MAX_TENSORS * (2 + _MAX_DIMS)
-_FIRST_TAG = 64  # above those of the data-parallel messages
+_FIRST_TAG = Tag.NOBODY + 1  # above those of the data-parallel messages
 
 Header = NDArray[np.int64]
 
@@ -67,20 +68,28 @@ class Progress:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Calls MPI now and then until the end of the block."""
-        self._wanted.set()
+        self.start()
         try:
             yield
         finally:
-            self._wanted.clear()
-            with self.lock:  # no call is under way any more
-                pass
+            self.stop()
+
+    def start(self) -> None:
+        """Calls MPI now and then from here on."""
+        self._wanted.set()
+
+    def stop(self) -> None:
+        """Returns when no call is under way any more."""
+        self._wanted.clear()
+        with self.lock:
+            pass
 
     def _run(self) -> None:
         while True:
             self._wanted.wait()
             with self.lock:
                 if self._wanted.is_set():
-                    self._comm.Iprobe(MPI.ANY_SOURCE, _FIRST_TAG - 1)  # a tag that nobody uses
+                    self._comm.Iprobe(MPI.ANY_SOURCE, Tag.NOBODY)
             self._idle.wait(self._every)
 
 

@@ -40,10 +40,11 @@ class Tag(enum.IntEnum):
     RELEASE_PART = 4
     STATE = 5
     PROBE = 6
+    NOBODY = 63  # no message ever has it: whoever looks for one only lets MPI move the others
 
 
-# magic, kind, flags, sender, layout | step, version, samples, nbytes | loss, waited
-_FORMAT = struct.Struct("<4sBBxxII QQQQ dd")
+# magic, kind, sender, layout | step, version, samples, nbytes | loss, waited, hidden | flags
+_FORMAT = struct.Struct("<4sBxxxII QQQQ ddd Q")
 _MAGIC = b"SMP1"
 HEADER_BYTES = _FORMAT.size
 
@@ -62,6 +63,7 @@ class Header:
         nbytes: bytes of all parts that follow; 0 when they are sent empty.
         loss: the worker's loss, NaN when unknown.
         waited: seconds that the worker waited for its last release.
+        hidden: share of the last push's bytes that had left when its backward was over.
         flags: see `Flag`.
     """
 
@@ -74,6 +76,7 @@ class Header:
     nbytes: int = 0
     loss: float = float("nan")
     waited: float = 0.0
+    hidden: float = 0.0
     flags: Flag = Flag.NONE
 
     def pack_into(self, buffer: Buffer) -> None:
@@ -83,7 +86,6 @@ class Header:
             0,
             _MAGIC,
             self.kind,
-            self.flags,
             self.sender,
             self.layout,
             self.step,
@@ -92,16 +94,19 @@ class Header:
             self.nbytes,
             self.loss,
             self.waited,
+            self.hidden,
+            self.flags,
         )
 
     @classmethod
     def unpack(cls, buffer: Buffer) -> Header:
         """Reads a header; ProtocolError if the bytes are not one."""
-        magic, kind, flags, sender, layout, step, version, samples, nbytes, loss, waited = _FORMAT.unpack_from(buffer)
+        magic, kind, sender, layout, step, version, samples, nbytes, *rest, flags = _FORMAT.unpack_from(buffer)
         if magic != _MAGIC:
             raise ProtocolError(f"a message begins with {magic!r} instead of {_MAGIC!r}: a peer runs another program")
         try:
             known = Kind(kind)
         except ValueError:
             raise ProtocolError(f"rank {sender} sent a message of unknown kind {kind}") from None
-        return cls(known, sender, layout, step, version, samples, nbytes, loss, waited, Flag(flags))
+        loss, waited, hidden = rest
+        return cls(known, sender, layout, step, version, samples, nbytes, loss, waited, hidden, Flag(flags))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import TypeAlias, cast
 
@@ -22,6 +22,7 @@ from stalempi.transport.base import Numbers, Packet, Parts, PeerEnd, ServerEnd, 
 from stalempi.transport.collective import MpiPeerEnd
 from stalempi.transport.links import MpiReceiver, MpiSender, Progress
 from stalempi.transport.message import Kind, Tag
+from stalempi.transport.staging import CopyQueue
 
 __all__ = ["MpiTransport"]
 
@@ -126,8 +127,8 @@ class MpiTransport(Transport, Links):
     ) -> ServerEnd:
         return _MpiServerEnd(self._comm, pushes, releases, workers or range(1, 1 + len(pushes)))
 
-    def worker_end(self, push: Packet, release: Packet, server: int = SERVER) -> WorkerEnd:
-        return _MpiWorkerEnd(self._comm, push, release, server)
+    def worker_end(self, push: Packet, release: Packet, server: int = SERVER, *, thread: bool = False) -> WorkerEnd:
+        return _MpiWorkerEnd(self._comm, push, release, server, self._links if thread else None)
 
     def peer_end(self, ticket: bytearray, tickets: bytearray, sums: Sequence[Tensor]) -> PeerEnd:
         return MpiPeerEnd(self._comm, ticket, tickets, sums)
@@ -150,8 +151,19 @@ class MpiTransport(Transport, Links):
 
 
 class _MpiWorkerEnd(WorkerEnd):
-    def __init__(self, comm: MPI.Intracomm, push: Packet, release: Packet, server: int) -> None:
+    """Sends a push's parts with persistent requests, in their order, and its header once the last of them may go.
+
+    Args:
+        progress: moves what is on its way from a thread, from the first part that goes ahead to the push; None: only
+            the calls of `progress` do.
+    """
+
+    def __init__(
+        self, comm: MPI.Intracomm, push: Packet, release: Packet, server: int, progress: Progress | None = None
+    ) -> None:
         self._comm, self._push, self._release, self._server = comm, push, release, server
+        self._progress = progress
+        self._lock = progress.lock if progress else nullcontext()
         self._sends: Requests = [comm.Send_init(push.header, server, Tag.PUSH_HEADER)]
         self._sends += [comm.Send_init(part, server, Tag.PUSH_PART) for part in push.parts.wire]
         self._header: MPI.Request = comm.Recv_init(release.header, server, Tag.RELEASE_HEADER)
@@ -159,16 +171,43 @@ class _MpiWorkerEnd(WorkerEnd):
         self._statuses = [MPI.Status() for _ in self._parts]
         self._going = self._sends
         self._sent = self._begun = False
+        self._ahead = 0  # parts that went ahead of the push
+        self._copying = CopyQueue(lambda place: _start([self._sends[1 + place]]))
+
+    def part(self, place: int) -> None:
+        assert place == self._ahead, "parts go in their order"
+        if self._progress and not place:
+            self._progress.start()
+        self._ahead += 1
+        with self._lock:
+            self._copying.add(place, self._push.parts.start(place))
+            self._copying.launch()
+
+    def progress(self) -> None:
+        with self._lock:
+            self._copying.launch()
+            self._comm.Iprobe(MPI.ANY_SOURCE, Tag.NOBODY)
 
     def push(self, *, empty: bool = False) -> None:
+        assert not (empty and self._ahead), "an empty push has no part that could go ahead"
+        if self._progress and self._ahead:
+            self._progress.stop()
+        self.hidden = self._share_gone() if self._ahead else 0.0
         self._release.parts.make_room()
         _start([self._header, *self._parts])
         self._sent = self._begun = False
         header, *parts = self._sends
+        self._copying.launch(wait=True)
         _start([header])
         self._going = [header, *self._send_empty_parts()] if empty else self._sends
-        for place in () if empty else self._push.parts.outgoing():
+        for place in () if empty else self._push.parts.outgoing(self._ahead):
             _start([parts[place]])
+        self._ahead = 0
+
+    def _share_gone(self) -> float:
+        parts = self._push.parts
+        gone = sum(parts.wire[place].nbytes for place in range(self._ahead) if self._sends[1 + place].Test())
+        return gone / parts.nbytes
 
     def receive(self, timeout: float) -> bool:
         if not wait_for(self._is_whole, timeout, lambda: self._begun or not self._sent):

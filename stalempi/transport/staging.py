@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-__all__ = ["Copied", "Copier", "CudaCopier", "HostCopier", "copier_for"]
+__all__ = ["Copied", "Copier", "CopyQueue", "CudaCopier", "HostCopier", "copier_for"]
 
 
 class Copied(Protocol):
@@ -98,6 +100,29 @@ class HostCopier(Copier):
     def copy_in(self, device: Tensor, host: Tensor) -> Copied:
         device.copy_(host)
         return _There()
+
+
+class CopyQueue:
+    """Copies to the host on their way, in order, and what is to be done with each once it is there.
+
+    Args:
+        use: is given the place of each copy that is there, in the order in which they were added.
+    """
+
+    def __init__(self, use: Callable[[int], None]) -> None:
+        self._use = use
+        self._copying: deque[tuple[int, Copied]] = deque()
+
+    def add(self, place: int, copied: Copied) -> None:
+        """Takes a copy that was begun."""
+        self._copying.append((place, copied))
+
+    def launch(self, *, wait: bool = False) -> None:
+        """Uses the copies that are there, up to the first that is not; all of them if told to wait."""
+        while self._copying and (wait or self._copying[0][1].query()):
+            place, copied = self._copying.popleft()
+            copied.synchronize()
+            self._use(place)
 
 
 _COPIERS: dict[torch.device, Copier] = {}
