@@ -28,13 +28,21 @@ from stalempi.slots import Slot, combine_buffers, weighted_sum
 from stalempi.transport.base import Packet, Transport, WorkerEnd
 from stalempi.transport.message import Flag, Header, Kind
 
-__all__ = ["Group", "LeaderEnd", "check_groups"]
+__all__ = ["Group", "LeaderEnd", "check_groups", "check_run_ahead"]
 
 
 def check_groups(policy: Policy, group_size: int) -> None:
     """Raises ConfigError if `policy` cannot have workers of `group_size` ranks."""
     if group_size > 1 and isinstance(policy, CachedSSP):
         raise ConfigError(f"{policy} lets a worker go on with its own copy, but a group has several: take plain ssp")
+
+
+def check_run_ahead(policy: Policy, group_size: int, *, run_ahead: bool) -> None:
+    """Lets workers of `group_size` ranks run ahead under `policy`, if they are to; ConfigError where they cannot."""
+    if run_ahead and group_size > 1:
+        raise ConfigError("run-ahead: a group's leader waits for its members: leave the group out, or the run-ahead")
+    if run_ahead:
+        policy.let_run_ahead()
 
 
 @dataclass(frozen=True)

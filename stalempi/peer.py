@@ -40,6 +40,7 @@ class Peer:
         transport: reaches the other ranks.
         policy: says whether buckets may go before `step`.
         options: the options of a server, which all ranks carry out alike.
+        overlap: whether buckets may go before `step`; the policy may forbid it.
         seen: returns the samples that went through the model since the last step.
         observe: called with a push for each worker after each round.
         copier: brings gradients to host memory; that of their device by default.
@@ -62,6 +63,7 @@ class Peer:
         policy: Allreduce,
         options: ServerOptions,
         seen: Callable[[], int],
+        overlap: bool = True,
         observe: Observe | None = None,
         copier: Copier | None = None,
     ) -> None:
@@ -72,7 +74,7 @@ class Peer:
             replica.trained,
             self.gradients,
             bucket_bytes=replica.bucket_bytes,
-            overlap=policy.overlap,
+            overlap=policy.overlap and overlap,
             seen=seen,
             copier=copier,
         )

@@ -16,6 +16,7 @@ from stalempi.bench.options import FiniteRange, policy_from, policy_options
 from stalempi.bench.output import check_output, output_options
 from stalempi.bench.recipe import recipe_from, recipe_options
 from stalempi.bench.training import TrainOptions, run_rank
+from stalempi.bench.wire import wire_from, wire_options
 from stalempi.correction import CORRECTIONS
 from stalempi.errors import ConfigError
 from stalempi.roles import assign_role
@@ -56,6 +57,7 @@ _count = click.IntRange(min=1)
 @click.option(
     "--evaluate-every", metavar="N|Ns", help="Test the model every N global samples, or N seconds: 5000, 30s."
 )
+@wire_options
 @click.option("--stall-timeout", type=_positive, help="Seconds after which a silent rank ends the job [default: 600].")
 @checkpoint_options
 @output_options(trace="Write every event to this file.")
@@ -72,7 +74,9 @@ def train(**words: Any) -> None:
         raise ConfigError(f"-n {ranks}: a job needs at least 2 ranks, one server and one worker")
     policy = policy_from(words)
     words["checkpoint"] = checkpoint_from(words)
-    options = TrainOptions(policy=policy, choice=choice_from(words), recipe=recipe_from(words), **words)
+    options = TrainOptions(
+        policy=policy, choice=choice_from(words), recipe=recipe_from(words), wire=wire_from(words), **words
+    )
     if ranks is not None:
         role = assign_role(0, ranks, group=options.group, evaluator=options.evaluator)
         policy.start(role.num_workers if policy.has_server else ranks, 0.0)  # says whether it can do with so many

@@ -22,11 +22,12 @@ from stalempi.bench.recipe import Recipe
 from stalempi.bench.report import check_writable, environment, print_summary, write_results
 from stalempi.bench.steps import Stepper, grouped
 from stalempi.bench.virtual import plain_warnings
+from stalempi.bench.wire import Wire
 from stalempi.context import Context, current
 from stalempi.correction import Correction, make_correction
 from stalempi.entry import parse_device
 from stalempi.errors import ConfigError
-from stalempi.group import check_groups
+from stalempi.group import check_groups, check_run_ahead
 from stalempi.logs import log_to_stderr, logger
 from stalempi.policy import Decision, Event, Policy
 from stalempi.simulate.scenarios import find_scenario
@@ -47,6 +48,7 @@ class TrainOptions:
     policy: Policy
     recipe: Recipe
     choice: Choice
+    wire: Wire
     loader_processes: int
     epochs: int
     samples: int | None
@@ -85,6 +87,7 @@ class TrainOptions:
 
     def _check_job(self) -> None:
         """Raises ConfigError if the policy, groups, checkpoints and the like do not go together."""
+        check_run_ahead(self.policy, self.group, run_ahead=self.wire.run_ahead)
         if self.checkpoint and self.group > 1:
             raise ConfigError(f"--group {self.group}: checkpoints do not know groups yet; leave one of them out")
         if self.policy.has_server:
@@ -121,7 +124,7 @@ class TrainOptions:
     def report(self) -> dict[str, Any]:
         """Returns the options as result.json holds them."""
         plain = asdict(self) | {"policy": str(self.policy)}
-        plain |= plain.pop("recipe") | plain.pop("choice")
+        plain |= plain.pop("recipe") | plain.pop("choice") | plain.pop("wire")
         plain["checkpoint"] = str(self.checkpoint) if self.checkpoint else None
         return {key: str(value) if isinstance(value, Path) else value for key, value in plain.items()}
 
@@ -198,6 +201,7 @@ def _distribute(
         stall_timeout=options.stall_timeout,
         observe=observe,
         checkpoint=options.checkpoint,
+        **options.wire.options(),
     )
 
 

@@ -113,7 +113,7 @@ class Policy(ABC):
         Raises ConfigError where the bound leaves no room for that.
         """
         raise ConfigError(
-            f"run_ahead: under {self} a worker waits for each release: take asp, or ssp or dssp with s >= 1"
+            f"run-ahead: under {self} a worker waits for each release: take asp, or ssp or dssp with s >= 1"
         )
 
     @property

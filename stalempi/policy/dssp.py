@@ -86,7 +86,7 @@ class DSSP(Gated):
         """Takes the iteration that is begun early out of every threshold; not with a controller that gives credit."""
         if isinstance(self.controller, PaperController):
             raise ConfigError(
-                f"run_ahead: controller {self.controller.name} gives credit by the gap at the release: take dyn"
+                f"run-ahead: controller {self.controller.name} gives credit by the gap at the release: take dyn"
             )
         super().let_run_ahead()
 

@@ -18,7 +18,7 @@ from stalempi.clip import Clip
 from stalempi.context import Context
 from stalempi.correction import Correction
 from stalempi.errors import ConfigError
-from stalempi.group import Group, check_groups
+from stalempi.group import Group, check_groups, check_run_ahead
 from stalempi.peer import Peer
 from stalempi.policy import Allreduce
 from stalempi.policy.base import Decision, Event, Policy
@@ -127,8 +127,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if role.evaluator_rank and not evaluation:
             raise ConfigError("the job has an evaluator rank, and nothing for it to do: give evaluation=...")
         self._evaluation = evaluation
-        _check_job(policy, role, correction, checkpoint)
-        _check_overlap(policy, role, overlap, run_ahead=run_ahead)
+        _check_job(policy, role, correction, checkpoint, overlap)
+        check_run_ahead(policy, role.group_size, run_ahead=run_ahead)
         restart = self._load(checkpoint)
         self._join(
             [
@@ -159,6 +159,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 transport,
                 policy=policy,
                 options=options,
+                overlap=overlap != "off",
                 seen=lambda: self._seen.seen,
                 observe=self._watch if role.rank == 0 else None,
             )
@@ -455,8 +456,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         raise ConfigError("a DistributedOptimizer cannot be copied or pickled: save the model's state_dict instead")
 
 
-def _check_job(policy: Policy, role: Role, correction: Correction | None, checkpoint: Checkpoint | None) -> None:
+def _check_job(
+    policy: Policy, role: Role, correction: Correction | None, checkpoint: Checkpoint | None, overlap: str
+) -> None:
     """Raises ConfigError if these do not go together."""
+    if overlap not in OVERLAPS:
+        raise ConfigError(f"overlap must be one of {', '.join(OVERLAPS)}, got {overlap!r}")
     check_groups(policy, role.group_size)
     if correction and not policy.has_server:
         raise ConfigError(f"correction {correction.name} has nothing to mend: under {policy} no gradient is stale")
@@ -464,16 +469,6 @@ def _check_job(policy: Policy, role: Role, correction: Correction | None, checkp
         raise ConfigError(f"the server saves a run, and {policy} has none: leave checkpoint out")
     if checkpoint and role.group_size > 1:
         raise ConfigError("checkpoints do not know groups yet: leave the group out, or the checkpoints")
-
-
-def _check_overlap(policy: Policy, role: Role, overlap: str, *, run_ahead: bool) -> None:
-    """Raises ConfigError if messages cannot move in this way; lets the policy know of a run ahead."""
-    if overlap not in OVERLAPS:
-        raise ConfigError(f"overlap must be one of {', '.join(OVERLAPS)}, got {overlap!r}")
-    if run_ahead and role.group_size > 1:
-        raise ConfigError("run_ahead: a group's leader waits for its members: leave the group out, or run_ahead")
-    if run_ahead:
-        policy.let_run_ahead()
 
 
 def _check_optimizer(optimizer: object) -> None:

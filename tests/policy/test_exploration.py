@@ -64,6 +64,17 @@ def test_ssp_holds_a_worker_if_and_only_if_its_gap_is_above_the_bound(
     explore(SSP(bound), Referee(num_workers, bound, may_wait=may_wait), Limits(pushes=bound + 3))
 
 
+@sizes
+@pytest.mark.parametrize(("bound", "may_wait"), [(1, above_0), (2, above_1)])
+def test_whoever_runs_ahead_is_held_as_if_the_iteration_begun_early_were_over(
+    num_workers: int, bound: int, may_wait: MayWait
+) -> None:
+    """A release of push c is leave for iteration c + 1, so c + 1 - m <= bound: the laws of the bound below hold."""
+    policy = SSP(bound)
+    policy.let_run_ahead()
+    explore(policy, Referee(num_workers, bound - 1, may_wait=may_wait), Limits(pushes=bound + 2))
+
+
 class CopyReferee(Referee):
     """Also keeps what each worker's copy contains: how many updates of each worker, always the first so many."""
 

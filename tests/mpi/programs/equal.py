@@ -1,4 +1,4 @@
-"""Trains on shards of fixed batches and compares with one process on the joined batches: equal.py POLICY..."""
+"""Trains on shards of fixed batches and compares with one process on the joined ones: equal.py POLICY[:OVERLAP]..."""
 
 import sys
 from collections.abc import Callable
@@ -34,11 +34,14 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, part: slice) -> No
 
 def run(policy_name: str, optimizer_name: str) -> None:
     context = stalempi.init()
-    policy = {"bsp": stalempi.BSP(), "asp": stalempi.ASP(), "ssp": stalempi.SSP(0)}[policy_name]
+    name, _, overlap = policy_name.partition(":")
+    policy = {"bsp": stalempi.BSP(), "asp": stalempi.ASP(), "ssp": stalempi.SSP(0)}[name]
     torch.manual_seed(100 + context.rank)  # every rank begins with weights of its own
     model = make_model()
     inner = MAKE[optimizer_name](model.parameters())
-    optimizer = stalempi.DistributedOptimizer(inner, model=model, policy=policy, bucket_bytes=256)
+    optimizer = stalempi.DistributedOptimizer(
+        inner, model=model, policy=policy, bucket_bytes=256, overlap=overlap or "hooks"
+    )
     if context.is_server:
         optimizer.serve()
         torch.manual_seed(100)
