@@ -17,6 +17,7 @@ from torch import nn
 import stalempi
 from stalempi.bench.launch import is_launched, launch_from, launch_options, relaunch
 from stalempi.bench.options import policy_from, policy_options
+from stalempi.bench.wire import Wire, wire_from, wire_options
 from stalempi.context import current
 from stalempi.errors import ConfigError
 from stalempi.policy import Policy
@@ -31,6 +32,7 @@ _count = click.IntRange(min=1)
 @dataclass(frozen=True)
 class _Options:
     policy: Policy
+    wire: Wire
     model: str
     batch_size: int
     image_size: int
@@ -51,6 +53,7 @@ class _Options:
 @click.option("--num-iters", type=_count, default=10, show_default=True)
 @click.option("--no-cuda", is_flag=True, help="Compute on the CPU where there is a GPU too.")
 @policy_options
+@wire_options
 def synthetic(**words: Any) -> None:
     """Measure images per second on random data; the flags and lines are those of Horovod's synthetic benchmark.
 
@@ -62,7 +65,7 @@ def synthetic(**words: Any) -> None:
         raise ConfigError("say how many ranks to start, as in -n 3: one server and two workers")
     if ranks is not None and ranks < 2:
         raise ConfigError(f"-n {ranks}: a job needs at least 2 ranks")
-    options = _Options(policy=policy_from(words), **words)
+    options = _Options(policy=policy_from(words), wire=wire_from(words), **words)
     check_model_name(options.model)
     if launched:
         _run(options)
@@ -76,7 +79,7 @@ def _run(options: _Options) -> None:
     shape = (3, options.image_size, options.image_size)
     model = build_model(options.model, num_classes=1000, input_shape=shape).to(context.device)
     inner = torch.optim.SGD(model.parameters(), lr=0.01)
-    optimizer = stalempi.DistributedOptimizer(inner, model=model, policy=options.policy)
+    optimizer = stalempi.DistributedOptimizer(inner, model=model, policy=options.policy, **options.wire.options())
     speeds: list[float] = []
     first = stalempi.worker_rank() == 0
     if stalempi.is_server():

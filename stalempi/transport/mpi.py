@@ -128,7 +128,8 @@ class MpiTransport(Transport, Links):
         return _MpiServerEnd(self._comm, pushes, releases, workers or range(1, 1 + len(pushes)))
 
     def worker_end(self, push: Packet, release: Packet, server: int = SERVER, *, thread: bool = False) -> WorkerEnd:
-        return _MpiWorkerEnd(self._comm, push, release, server, self._links if thread else None)
+        may_call = MPI.Query_thread() >= MPI.THREAD_SERIALIZED
+        return _MpiWorkerEnd(self._comm, push, release, server, self._links if thread and may_call else None)
 
     def peer_end(self, ticket: bytearray, tickets: bytearray, sums: Sequence[Tensor]) -> PeerEnd:
         return MpiPeerEnd(self._comm, ticket, tickets, sums)
