@@ -72,6 +72,7 @@ class LeaderEnd(WorkerEnd):
         push, release: the leader's own packets: of `push` only the header is read, `release` is where releases arrive.
 
     Attributes:
+        clock: the group's pushes so far.
         preempted: whether the latest release says that the job ends; a leader without data has no other way to know.
     """
 
@@ -80,19 +81,20 @@ class LeaderEnd(WorkerEnd):
     ) -> None:
         self._replica, self._group, self._rank, self._release = replica, group, transport.rank, release
         self._ranks = [transport.rank, *group.members]
+        note_bytes = len(replica.note(push))
         own = Slot(replica, gradients=gradients, buffers=replica.buffers, packet=push)
-        self._slots = [own, *(Slot(replica) for _ in group.members)]
+        self._slots = [own, *(Slot(replica, note_bytes=note_bytes) for _ in group.members)]
         self._samples = dict.fromkeys(range(len(self._slots)), 0)
         self._active = set(range(1, len(self._slots)))
         self._inner = transport.server_end(
             [slot.packet for slot in self._slots[1:]], [slot.release_header for slot in self._slots[1:]], group.members
         )
         total, buffers = replica.params.like(), replica.buffers.like()
-        packet = replica.push_packet(total, buffers)
+        packet = replica.push_packet(total, buffers, note_bytes=note_bytes * len(self._slots))
         self._sum = Slot(replica, gradients=total, buffers=buffers, packet=packet)
         self._outer = transport.worker_end(self._sum.packet, release, group.server)
         self._parts = replica.release_parts()
-        self._clock = 0
+        self.clock = 0
         self.preempted = False
         self._released = time.monotonic()
 
@@ -121,7 +123,8 @@ class LeaderEnd(WorkerEnd):
             if not self.receive(timeout):
                 return False
         self._inner.close(timeout)
-        Header(Kind.LEAVE, self._rank, self._replica.layout, self._clock).pack_into(self._sum.packet.header)
+        Header(Kind.LEAVE, self._rank, self._replica.layout, self.clock).pack_into(self._sum.packet.header)
+        self._join_notes()
         return self._outer.leave(timeout)
 
     def close(self) -> None:
@@ -144,11 +147,12 @@ class LeaderEnd(WorkerEnd):
         header, rank = Header.unpack(self._slots[place].packet.header), self._ranks[place]
         if header.kind is Kind.LEAVE:
             self._active.remove(place)
+            self._slots[place].accept(header)
             return
         if header.layout != self._replica.layout:
             raise ProtocolError(f"rank {rank} step {header.step}: its layout is not the one agreed on")
-        if header.step != self._clock + 1:
-            raise ProtocolError(f"rank {rank} sent step {header.step} to its group after step {self._clock}")
+        if header.step != self.clock + (not header.flags & Flag.WAITING):
+            raise ProtocolError(f"rank {rank} sent step {header.step} to its group after step {self.clock}")
         self._slots[place].push = header
         self._slots[place].accept(header)
 
@@ -161,9 +165,16 @@ class LeaderEnd(WorkerEnd):
         full = {place: push for place, push in pushes.items() if push.nbytes}
         if full:
             self._add_up(full)
-        self._clock += 1
+        if not any(push.flags & Flag.WAITING for push in pushes.values()):  # all of them wait, or none does
+            self.clock += 1
+        self._join_notes()
         self._header(list(pushes.values()), full).pack_into(self._sum.packet.header)
         self._outer.push(empty=not full)
+
+    def _join_notes(self) -> None:
+        """Makes the group's note all ranks' notes, the leader's first."""
+        own = bytes(self._replica.note(self._slots[0].packet))
+        self._replica.note(self._sum.packet)[:] = b"".join([own, *(slot.note for slot in self._slots[1:])])
 
     def _add_up(self, pushes: Mapping[int, Header]) -> None:
         samples = sum(push.samples for push in pushes.values())
@@ -183,7 +194,7 @@ class LeaderEnd(WorkerEnd):
             Kind.PUSH,
             sender=self._rank,
             layout=self._replica.layout,
-            step=self._clock,
+            step=self.clock,
             version=pushes[0].version,
             samples=sum(push.samples for push in full.values()),
             nbytes=self._sum.packet.parts.nbytes if full else 0,

@@ -170,6 +170,12 @@ class Worker:
         if not self._run_ahead:
             self._await_release()
 
+    def go_on_from(self, step_count: int) -> None:
+        """Makes its clock, and its group's, what it was when the checkpoint was taken."""
+        self.step_count = step_count
+        if isinstance(self._end, LeaderEnd):
+            self._end.clock = step_count
+
     def rejoin(self) -> None:
         """Waits for the release that was due to this worker when the checkpoint was taken that it goes on from."""
         header = self._header(Kind.PUSH)

@@ -88,8 +88,6 @@ class TrainOptions:
     def _check_job(self) -> None:
         """Raises ConfigError if the policy, groups, checkpoints and the like do not go together."""
         check_run_ahead(self.policy, self.group, run_ahead=self.wire.run_ahead)
-        if self.checkpoint and self.group > 1:
-            raise ConfigError(f"--group {self.group}: checkpoints do not know groups yet; leave one of them out")
         if self.policy.has_server:
             return
         if self.trace:

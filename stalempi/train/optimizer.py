@@ -116,7 +116,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             timeout if role.group_size == 1 else 1.25 * timeout,  # a leader speaks first: it knows which member
             workers=role.takes_from or None,
             clip=clip,
-            note_bytes=NOTE_BYTES if checkpoint else 0,
+            note_bytes=NOTE_BYTES * role.group_size if checkpoint else 0,
         )
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.param_groups = optimizer.param_groups
@@ -182,7 +182,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._worker = self._make_worker(schedule, clip, overlap, run_ahead=run_ahead)
         self._take_role(self._outer, self._context)
         contexts.open_jobs.append(self)
-        self._rejoin(checkpoint, restart.for_workers(policy, role.num_workers, total_samples) if restart else b"")
+        self._rejoin(
+            checkpoint,
+            restart.for_workers(policy, role.num_workers, role.group_size, total_samples) if restart else b"",
+        )
 
     def _make_worker(
         self, schedule: Callable[[int], float] | None, clip: Clip | None, overlap: str, *, run_ahead: bool
@@ -218,8 +221,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         known = self._context.transport.allgather(ours, self._timeout)[0] if checkpoint else b""
         if not known:
             return
-        if isinstance(self._worker, Worker) and self._notebook and self._context.worker_rank is not None:
-            restart = WorkerRestart(known, self._context.worker_rank, self._context.num_workers)
+        if isinstance(self._worker, Worker) and self._notebook:
+            restart = WorkerRestart(known, self._context.role)
             restart.load(self._replica, self._notebook)
             restart.bring(self._worker)
             self._opt_called = self._worker.step_count > 0  # a torch LR scheduler asks whether there was a step
@@ -467,8 +470,6 @@ def _check_job(
         raise ConfigError(f"correction {correction.name} has nothing to mend: under {policy} no gradient is stale")
     if checkpoint and not policy.has_server:
         raise ConfigError(f"the server saves a run, and {policy} has none: leave checkpoint out")
-    if checkpoint and role.group_size > 1:
-        raise ConfigError("checkpoints do not know groups yet: leave the group out, or the checkpoints")
 
 
 def _check_optimizer(optimizer: object) -> None:

@@ -11,10 +11,11 @@ import torch
 
 from stalempi.errors import ConfigError
 from stalempi.replica import Replica, only
+from stalempi.roles import Role
 from stalempi.server import Server
 from stalempi.stats import RunStats, WorkerStats
 from stalempi.train.checkpoint import CheckpointStore
-from stalempi.train.notes import Notebook
+from stalempi.train.notes import NOTE_BYTES, Notebook
 from stalempi.worker import Worker
 
 __all__ = ["Restart", "WorkerRestart", "describe"]
@@ -83,12 +84,14 @@ class Restart:
         state = {"state": self._parts["optimizer"], "param_groups": replica.optimizer.state_dict()["param_groups"]}
         replica.optimizer.load_state_dict(state)
 
-    def for_workers(self, policy: object, num_workers: int, total_samples: int | None) -> bytes:
-        """Returns what every worker has to know, for `WorkerRestart`."""
-        same, stats = len(self._workers) == num_workers, self._server["stats"]
+    def for_workers(self, policy: object, num_workers: int, group_size: int, total_samples: int | None) -> bytes:
+        """Returns what every rank that computes has to know, for `WorkerRestart`."""
+        stats = self._server["stats"]
+        same = self._is_same(num_workers, group_size * NOTE_BYTES)
         known = {
             "workers": self._workers if same else [{"note": worker["note"]} for worker in self._workers],
-            "everybody_runs": not self._policy_goes_on(policy, num_workers),
+            "same": same,
+            "everybody_runs": not (same and self._policy_goes_on(policy, num_workers)),
             "version": stats["updates"],
             "samples": stats["samples"],
             "stopping": total_samples is not None and stats["samples"] >= total_samples,
@@ -99,7 +102,7 @@ class Restart:
 
     def bring(self, server: Server, now: float) -> None:
         """Sets what a server knows whose policy has just been started, at `now` (s)."""
-        same = len(self._workers) == len(server.slots)
+        same = self._is_same(len(server.slots), server.options.note_bytes)
         server.stats = self.stats(len(server.slots), now)
         for worker, slot in enumerate(server.slots):
             slot.version, slot.step = server.stats.updates, server.stats.workers[worker].iterations
@@ -111,7 +114,7 @@ class Restart:
         if correction and server.correction and correction["name"] == server.correction.name:
             server.correction.load_state(correction["state"])
         state: dict[str, Any] = self._server["policy_state"]
-        if self._policy_goes_on(server.policy, len(server.slots)):
+        if same and self._policy_goes_on(server.policy, len(server.slots)):
             server.policy.load_state(state, now)
         else:
             server.policy.clocks.total = int(state["clocks"]["total"])
@@ -130,6 +133,10 @@ class Restart:
             workers = [WorkerStats(started=started, ended=started) for _ in range(num_workers)]
         return RunStats(**{**saved, "workers": workers, "former": former, "started": started})
 
+    def _is_same(self, num_workers: int, note_bytes: int) -> bool:
+        """Whether there are as many workers as in the checkpoint, each of as many ranks."""
+        return len(self._workers) == num_workers and all(len(each["note"]) == note_bytes for each in self._workers)
+
     def _policy_goes_on(self, policy: object, num_workers: int) -> bool:
         saved = self._server["policy"]
         return len(self._workers) == num_workers and saved["name"] == str(policy) and bool(saved["everybody"])
@@ -140,19 +147,23 @@ class WorkerRestart:
 
     Args:
         known: what `Restart.for_workers` returned.
-        number: this worker.
-        num_workers: workers now.
+        role: this rank's: its worker, and its place in it.
     """
 
-    def __init__(self, known: bytes, number: int, num_workers: int) -> None:
+    def __init__(self, known: bytes, role: Role) -> None:
         self._known = torch.load(io.BytesIO(known), map_location="cpu", weights_only=True)
-        workers = self._known["workers"]
-        self._own = workers[number] if len(workers) == num_workers else None
+        self._own = self._note = None
+        self._notes = [
+            bytes(note.numpy()) for worker in self._known["workers"] for note in worker["note"].split(NOTE_BYTES)
+        ]
+        if self._known["same"]:
+            assert role.worker_rank is not None
+            assert role.shard_rank is not None
+            self._own, self._note = self._known["workers"][role.worker_rank], self._notes[role.shard_rank]
 
     def load(self, replica: Replica, notebook: Notebook) -> None:
         """Gives this rank its own running statistics and its random numbers, and the notebook all positions."""
-        notes = [bytes(worker["note"].numpy()) for worker in self._known["workers"]]
-        notebook.load(notes, bytes(self._own["note"].numpy()) if self._own else None)
+        notebook.load(self._notes, self._note)
         if self._own:
             for mine, saved in zip(replica.buffers.storages, self._own["buffers"], strict=True):
                 mine.copy_(saved)
@@ -162,7 +173,7 @@ class WorkerRestart:
         worker.version, worker.global_samples = self._known["version"], self._known["samples"]
         worker.stopping = self._known["stopping"]
         if self._own:
-            worker.step_count = self._own["iterations"]
+            worker.go_on_from(self._own["iterations"])
             if not (self._own["running"] or self._known["everybody_runs"]):
                 worker.rejoin()
 

@@ -52,6 +52,15 @@ def test_a_signal_to_a_rank_saves_and_stops_all_and_the_resumed_run_equals_an_un
     assert result(mpirun(PROGRAM, 3, *words, timeout=LIMIT, mpich=mpich)) == unbroken
 
 
+def test_groups_that_a_signal_to_a_member_stopped_go_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    groups = {"GROUP": "2"}
+    words = [str(tmp_path / "broken"), "bsp", TOTAL]
+    stopped = mpirun(PROGRAM, 5, *words, "2", "5", "SIGUSR1", timeout=LIMIT, env=groups)
+    assert stopped.code == 75, stopped.err
+    whole = mpirun(PROGRAM, 5, str(tmp_path / "whole"), "bsp", TOTAL, timeout=LIMIT, env=groups)
+    assert result(mpirun(PROGRAM, 5, *words, timeout=LIMIT, env=groups)) == result(whole)
+
+
 @NO_MPICH
 def test_mpich_forwards_sigterm_to_the_ranks(tmp_path: Path) -> None:
     job = start(PROGRAM, 3, str(tmp_path), "dssp", "1000000", env={"EVERY": "80", "PAUSE": "0.005"}, mpich=True)

@@ -141,8 +141,17 @@ class Run:
     The ranks are threads and share torch's generator, so dropout is switched off where bits are compared.
     """
 
-    def __init__(self, folder: Path, policy: Callable[[], Policy], *, workers: int = 2, dropout: bool = False) -> None:
-        self.folder, self.policy, self.workers, self.dropout = folder, policy, workers, dropout
+    def __init__(
+        self,
+        folder: Path,
+        policy: Callable[[], Policy],
+        *,
+        workers: int = 2,
+        dropout: bool = False,
+        group: int = 1,
+    ) -> None:
+        self.folder, self.policy, self.dropout, self.group = folder, policy, dropout, group
+        self.workers = workers * group  # ranks that compute
         self.seen: list[list[int]] = []  # samples of every step that returned, by worker
         self.pushed: list[list[list[int]]] = []  # batches of every step that began
 
@@ -174,7 +183,9 @@ class Run:
 
         options = {"checkpoint": Checkpoint(self.folder)} | options | {"total_samples": total}
         try:
-            return run_job(make_net, adam, self.policy(), train, workers=self.workers, **options)
+            return run_job(
+                make_net, adam, self.policy(), train, workers=self.workers // self.group, group=self.group, **options
+            )
         except preempt.Preempted:
             return None
         finally:
@@ -212,6 +223,47 @@ def test_a_bsp_run_that_was_stopped_twice_equals_an_unbroken_one_bit_for_bit(tmp
     assert job.stats.updates == whole.stats.updates == 60
     assert [w.iterations for w in job.stats.workers] == [w.iterations for w in whole.stats.workers]
     balance(job, 480)
+
+
+def parameters_differ(a: nn.Module, b: nn.Module) -> bool:
+    return any(not torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("policy", [BSP, lambda: SSP(1)], ids=["bsp", "ssp"])
+def test_groups_go_on_where_each_of_their_ranks_was(tmp_path: Path, policy: Callable[[], Policy]) -> None:
+    """Two workers of two ranks; under BSP the parameters are those of an unbroken run, to the last bit."""
+    broken = Run(tmp_path / "broken", policy, group=2)
+    batches = [list(itertools.islice(stream(rank, 4), 100)) for rank in range(4)]
+    counts = [0, 0]
+    for cut in (5, 3, None):
+        job = broken.go(total=640, cut=cut)
+        for rank, pushed in enumerate(broken.pushed):
+            first = counts[rank // 2]
+            assert pushed == batches[rank][first : first + len(pushed)]
+        newest = CheckpointStore(tmp_path / "broken").newest()
+        assert newest is not None
+        counts = [w["iterations"] for w in CheckpointStore.load_part(newest, "server")["stats"]["workers"]]
+    assert job is not None
+    balance(job, 640)
+    if policy is BSP:
+        whole = Run(tmp_path / "whole", BSP, group=2).go(total=640)
+        assert whole is not None
+        assert not parameters_differ(job.model, whole.model)
+        assert parameters_differ(job.model, make_net())
+
+
+@pytest.mark.parametrize(("workers", "group"), [(4, 1), (1, 2), (3, 2)])
+def test_other_groups_share_the_rest_of_the_epoch(tmp_path: Path, workers: int, group: int) -> None:
+    first = Run(tmp_path, BSP, workers=2, group=2)
+    assert first.go(total=600, cut=2) is None
+    taken = [index for rank in first.seen for index in rank]
+    second = Run(tmp_path, BSP, workers=workers, group=group)
+    job = second.go(total=SIZE)
+    assert job is not None
+    rest = [index for rank in second.seen for index in rank]
+    assert len(rest) == len(set(rest))
+    assert set(rest).isdisjoint(taken)
+    balance(job, SIZE)
 
 
 POLICIES: list[Callable[[], Policy]] = [
