@@ -11,7 +11,7 @@ from stalempi.simulate.predict import predict
 from stalempi.trace import read_trace, replay
 from tests.launch import mpirun
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.alone]
 
 
 @pytest.mark.parametrize("policy", [("--policy", "dssp"), ("--policy", "ssp", "--bound", "1")], ids=["dssp", "ssp"])

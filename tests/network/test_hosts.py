@@ -25,7 +25,11 @@ def why_not() -> str | None:
     return "the launcher is not Open MPI's" if other else missing()
 
 
-pytestmark = [pytest.mark.mpi, pytest.mark.skipif(why_not() is not None, reason=f"no hosts: {why_not()}")]
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.alone,
+    pytest.mark.skipif(why_not() is not None, reason=f"no hosts: {why_not()}"),
+]
 SETTING = Setting(workers=2, pushes=50)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.slurm.cluster import Cluster, Record, script
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.alone]
 
 LIMIT = 240.0  # seconds; a quiet machine needs a tenth
 TWO_NODES = ("--nodes", "2", "--ranks-per-node", "1")
