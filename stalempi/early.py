@@ -62,9 +62,6 @@ class EarlyBuckets:
         """Makes ready for a step: no bucket is handed out, no gradient is there."""
         self.handed = self._count = 0
         self._upset = False
-        self._fired = [False] * len(self._parameters)
-        wanted = [parameter.requires_grad for parameter in self._parameters]
-        self._missing = [sum(wanted[view] for view in views) for views in self._views]
 
     def zeroed(self) -> None:
         """Is told that all gradients have been set to zero."""
@@ -72,6 +69,8 @@ class EarlyBuckets:
 
     def ready(self, place: int) -> range:
         """Is told that backward has this parameter's gradient; returns the buckets that are to be sent now."""
+        if not self._count:
+            self._begin_backward()
         self._count += 1
         self._version = self._versions()
         if self._fired[place]:
@@ -105,6 +104,12 @@ class EarlyBuckets:
             self.early = self._undecided and as_made and self.begun
             self._undecided = False
 
+    def _begin_backward(self) -> None:
+        """Counts what each bucket waits for, by the parameters that are not frozen now."""
+        self._fired = [False] * len(self._parameters)
+        wanted = [parameter.requires_grad for parameter in self._parameters]
+        self._missing = [sum(wanted[view] for view in views) for views in self._views]
+
     def _hand_out(self, end: int) -> range:
         found = range(self.handed, end)
         self.handed = end
@@ -121,7 +126,6 @@ class FiniteCheck:
         self._storages = gradients.storages
         self._sums: list[Tensor] = []
 
-    @torch.no_grad()
     def add(self, part: Tensor) -> None:
         """Looks at a part, real numbers of any dtype; on a GPU nothing waits for the result."""
         self._sums.append(part.sum())

@@ -77,6 +77,14 @@ class Flat:
             for (shape, strides, dtype), start in zip(self._templates, self._starts, strict=True)
         ]
 
+    def places(self) -> list[tuple[int, int, int]]:
+        """Returns for each view its storage, and the elements of it from the first to behind the last."""
+        number = {dtype: n for n, dtype in enumerate(self._dtypes)}
+        return [
+            (number[dtype], start, start + shape.numel())
+            for (shape, _, dtype), start in zip(self._templates, self._starts, strict=True)
+        ]
+
     @property
     def nbytes(self) -> int:
         """Bytes in all storages."""

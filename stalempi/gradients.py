@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -32,11 +33,17 @@ class GradientBook:
 
     def zero(self) -> None:
         """Sets all gradients to zero and makes them views of the flat storage again."""
-        self._watch()
+        if not all(self._watched):
+            self._watch()
         self._flat.zero()
-        for parameter, view in zip(self._parameters, self._flat.views, strict=True):
-            parameter.grad = view
+        if not self._are_views():
+            for parameter, view in zip(self._parameters, self._flat.views, strict=True):
+                parameter.grad = view
         self._touched = [False] * len(self._touched)
+
+    def _are_views(self) -> bool:
+        """Whether every `.grad` is its view; this and what calls it are on the path of every step of a tiny model."""
+        return all(map(operator.is_, [parameter.grad for parameter in self._parameters], self._flat.views))
 
     def _watch(self) -> None:
         """Notes which parameters get a gradient, since a view that stays zero does not tell."""
@@ -53,6 +60,9 @@ class GradientBook:
     @torch.no_grad()
     def collect(self, touched: NDArray[np.bool_]) -> None:
         """Makes the flat gradients hold what the parameters' `.grad` hold; writes to `touched` which have one."""
+        if all(self._watched) and self._are_views():
+            touched[:] = self._touched
+            return
         for place, (parameter, view) in enumerate(zip(self._parameters, self._flat.views, strict=True)):
             gradient: Tensor | None = parameter.grad
             if gradient is None:

@@ -21,6 +21,7 @@ from stalempi.replica import Replica
 from stalempi.silence import CHECK_EVERY, Silence
 from stalempi.slots import Slot, combine_buffers, weighted_mean
 from stalempi.stats import RunStats, WorkerStats
+from stalempi.stepper import Stepper
 from stalempi.transport.base import ServerEnd, Transport
 from stalempi.transport.message import Flag, Header, Kind
 
@@ -113,7 +114,8 @@ class Server:
             [slot.packet for slot in self._slots], [slot.release_header for slot in self._slots], self._ranks
         )
         self._master = MasterCopy(replica, self._end.settle)
-        self._hyper, self._factor = np.array(replica.read_hyper()), math.nan
+        self._stepper = Stepper(replica)
+        self._hyper, self._factor = np.array(replica.read_hyper()).tobytes(), math.nan
         self._correction = correction
         if correction and isinstance(policy, CachedSSP):
             raise ConfigError(f"correction {correction.name} needs releases, but {policy} lets workers do without")
@@ -291,12 +293,11 @@ class Server:
         weights = [pushes[worker].samples / samples for worker in full]
         gradients, touched = weighted_mean([self._slots[worker] for worker in full], weights)
         self._master.make_room()
-        for parameter, view, has_gradient in zip(self.replica.trained, gradients.views, touched, strict=True):
-            parameter.grad = view if has_gradient else None
         if self.options.clip:
+            self._stepper.show(gradients, touched)
             self.options.clip(self.replica.trained)
         self._set_hyper(self._slots[full[0]].hyper, rate)
-        self.replica.optimizer.step()
+        self._stepper.step(gradients, touched)
         self.stats.updates += 1
         self.stats.samples += samples
         if self._correction:
@@ -305,9 +306,10 @@ class Server:
     def _set_hyper(self, values: NDArray[np.float64], rate: float) -> None:
         """Takes over the worker's hyper-parameters, the rate multiplied by the schedule and by `rate`."""
         factor = rate * self.options.factor(self.stats.samples)
-        if factor == self._factor and np.array_equal(values, self._hyper):
+        packed = values.tobytes()
+        if factor == self._factor and packed == self._hyper:
             return
-        self._hyper, self._factor = values.copy(), factor
+        self._hyper, self._factor = packed, factor
         self.replica.write_hyper(values.tolist())
         if factor != 1.0:
             for group in self.replica.optimizer.param_groups:
