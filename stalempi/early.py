@@ -38,7 +38,7 @@ class EarlyBuckets:
     ) -> None:
         self._parameters, self._storages, self._cure = parameters, gradients.storages, cure
         buckets = gradients.cut_backward(bucket_bytes)
-        self.slices = [_elements(self._storages[b.storage], b.start, b.stop) for b in buckets]
+        self.slices = [gradients.elements(bucket) for bucket in buckets]
         self._views = [bucket.views for bucket in buckets]
         self._buckets_of: list[list[int]] = [[] for _ in parameters]
         for place, views in enumerate(self._views):
@@ -122,25 +122,21 @@ class EarlyBuckets:
 class FiniteCheck:
     """Whether a gradient has neither NaN nor infinity, told part by part: a sum is finite only if all elements are."""
 
-    def __init__(self, gradients: Flat) -> None:
-        self._storages = gradients.storages
+    def __init__(self) -> None:
+        self._parts: list[Tensor] = []
         self._sums: list[Tensor] = []
 
     def add(self, part: Tensor) -> None:
         """Looks at a part, real numbers of any dtype; on a GPU nothing waits for the result."""
+        self._parts.append(part)
         self._sums.append(part.sum())
 
     def verdict(self) -> bool:
-        """Returns whether all parts added since the last verdict are finite; sums that overflow are looked at again."""
+        """Returns whether all parts added since the last verdict are finite; if a sum overflows, element by element."""
         sums, self._sums = self._sums, []
+        parts, self._parts = self._parts, []
         if len(sums) == 1:
             finite = math.isfinite(sums[0].item())
         else:
             finite = not sums or bool(torch.isfinite(torch.stack([total.double() for total in sums])).all())
-        return finite or all(bool(torch.isfinite(storage).all()) for storage in self._storages)
-
-
-def _elements(storage: Tensor, start: int, stop: int) -> Tensor:
-    """Returns the elements between two places in bytes; complex numbers as pairs, which add up alike."""
-    part = storage[start // storage.itemsize : stop // storage.itemsize]
-    return torch.view_as_real(part).view(-1) if part.is_complex() else part
+        return finite or all(bool(torch.isfinite(part).all()) for part in parts)

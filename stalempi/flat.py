@@ -133,6 +133,12 @@ class Flat:
         """Returns a bucket's memory, 1-D uint8."""
         return self.storages[bucket.storage].view(torch.uint8)[bucket.start : bucket.stop]
 
+    def elements(self, bucket: Bucket) -> Tensor:
+        """Returns a bucket's elements, 1-D; complex numbers as pairs, which add up alike."""
+        storage = self.storages[bucket.storage]
+        part = storage[bucket.start // storage.itemsize : bucket.stop // storage.itemsize]
+        return torch.view_as_real(part).view(-1) if part.is_complex() else part
+
     def cut(self, bucket_bytes: int) -> list[Bucket]:
         """Cuts the storages into slices of about `bucket_bytes`, in the order of the views.
 

@@ -90,7 +90,8 @@ class LeaderEnd(WorkerEnd):
             [slot.packet for slot in self._slots[1:]], [slot.release_header for slot in self._slots[1:]], group.members
         )
         total, buffers = replica.params.like(), replica.buffers.like()
-        packet = replica.push_packet(total, buffers, note_bytes=note_bytes * len(self._slots))
+        self._wire = replica.wire(total)
+        packet = replica.push_packet(self._wire, buffers, note_bytes=note_bytes * len(self._slots))
         self._sum = Slot(replica, gradients=total, buffers=buffers, packet=packet)
         self._outer = transport.worker_end(self._sum.packet, release, group.server)
         self._parts = replica.release_parts()
@@ -185,6 +186,7 @@ class LeaderEnd(WorkerEnd):
         combine_buffers(self._sum.buffers, {n: slot.buffers for n, slot in enumerate(self._slots)}, self._samples)
         self._sum.hyper[:] = slots[0].hyper
         self._sum.touched[:] = np.any([slot.touched for slot in slots], axis=0)
+        self._wire.encode()
 
     def _header(self, pushes: Sequence[Header], full: Mapping[int, Header]) -> Header:
         known = [push for push in pushes if not math.isnan(push.loss)]

@@ -13,9 +13,9 @@ __all__ = ["Places"]
 class Places:
     """The memory of a worker's messages.
 
-    A worker that waits for each release sends its gradients and running statistics from where they lie, and receives
-    parameters into its model. One that runs ahead computes while its messages are on their way, so it keeps these
-    apart, for one more copy of gradients, running statistics and parameters.
+    A worker that waits for each release sends its gradients and running statistics from where they lie, if they are not
+    compressed, and receives parameters into its model. One that runs ahead computes while its messages are on their
+    way, so it keeps these apart, for one more copy of gradients, running statistics and parameters.
 
     Args:
         replica: the worker's model.
@@ -23,27 +23,24 @@ class Places:
         apart: whether it runs ahead.
 
     Attributes:
-        gradients, buffers: what a push carries.
+        wire: the form in which a push carries the gradients.
+        buffers: the running statistics that a push carries.
         params: where a release arrives.
     """
 
     def __init__(self, replica: Replica, gradients: Flat, *, apart: bool) -> None:
-        self._pairs_out = [(gradients, gradients), (replica.buffers, replica.buffers)]
-        self._pair_in = (replica.params, replica.params)
-        if apart:
-            self._pairs_out = [(gradients, gradients.like()), (replica.buffers, replica.buffers.like())]
-            self._pair_in = (replica.params.like(), replica.params)
-        self.gradients, self.buffers = (place for _, place in self._pairs_out)
-        self.params = self._pair_in[0]
+        self._replica = replica
+        self.wire = replica.wire(gradients, apart=apart)
+        self.buffers = replica.buffers.like() if apart else replica.buffers
+        self.params = replica.params.like() if apart else replica.params
 
     def fill(self) -> None:
-        """Makes what is pushed what the worker has now; nothing of the last push is on its way."""
-        for source, place in self._pairs_out:
-            _copy(source, place)
+        """Makes the running statistics that are pushed those of now; nothing of the last push is on its way."""
+        _copy(self._replica.buffers, self.buffers)
 
     def take_in(self) -> None:
         """Makes the model's parameters those of the release that has arrived."""
-        _copy(*self._pair_in)
+        _copy(self.params, self._replica.params)
 
 
 @torch.no_grad()

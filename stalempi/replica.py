@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from stalempi.compress import Compression, Wire
 from stalempi.errors import ConfigError
 from stalempi.flat import MAX_BUCKET_BYTES, Flat
 from stalempi.transport.base import Packet, Parts
@@ -29,6 +30,7 @@ class Replica:
         optimizer: the torch optimizer over (some of) its parameters.
         bucket_bytes: about how many bytes one message carries.
         direct: whether MPI takes the memory of the GPU on which the model is.
+        compression: of gradients on their way to the server; None: they travel as they are.
 
     Attributes:
         trained: the parameters that the optimizer holds, each once, in the model's order.
@@ -39,11 +41,18 @@ class Replica:
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, *, bucket_bytes: int, direct: bool = False
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        bucket_bytes: int,
+        direct: bool = False,
+        compression: Compression | None = None,
     ) -> None:
         if bucket_bytes < 1:
             raise ConfigError(f"bucket_bytes must be at least 1, got {bucket_bytes}")
         self.model, self.optimizer, self.bucket_bytes, self._direct = model, optimizer, bucket_bytes, direct
+        self.compression = compression
         named = dict(model.named_parameters())
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         missing = held - {id(p) for p in named.values()}
@@ -68,6 +77,7 @@ class Replica:
     def describe(self) -> list[str]:
         """Returns the lines that must be the same on every rank."""
         lines = [f"optimizer {type(self.optimizer).__name__}", f"bucket_bytes {self.bucket_bytes}"]
+        lines += [f"compression {self.compression}"] if self.compression else []
         lines += [f"parameter {name} {_shape(p)}" for name, p in zip(self.names, self.trained, strict=True)]
         lines += [f"untrained parameter {name} {_shape(p)}" for name, p in self._fixed.items()]
         lines += [f"buffer {name} {_shape(b)}" for name, b in self._persistent.items()]
@@ -90,15 +100,17 @@ class Replica:
         ]
         return Parts([*self.params.buckets(1 << 26), *self.buffers.buckets(1 << 26), *flat], direct=self._direct)
 
-    def push_packet(self, gradients: Flat, buffers: Flat, *, note_bytes: int = 0) -> Packet:
+    def wire(self, gradients: Flat, *, apart: bool = False) -> Wire:
+        """Returns the form in which `gradients` travel; `apart`: in memory of their own in any case."""
+        return Wire(gradients, bucket_bytes=self.bucket_bytes, compression=self.compression, apart=apart)
+
+    def push_packet(self, wire: Wire, buffers: Flat, *, note_bytes: int = 0) -> Packet:
         """Returns the place of one worker's pushes: header, hyper-parameters, touched flags, note, gradients, buffers.
 
-        Gradients are in backward order, the last layer's first (`Flat.cut_backward`). The note is what a checkpoint
-        keeps of the worker itself.
+        Gradients are in backward order, the last layer's first. The note is what a checkpoint keeps of the worker
+        itself.
         """
-        backward = [gradients.slice(bucket) for bucket in gradients.cut_backward(self.bucket_bytes)]
-        buckets = [*backward, *buffers.buckets(self.bucket_bytes)]
-        parts = Parts(buckets, direct=self._direct)
+        parts = Parts([*wire.tensors, *buffers.buckets(self.bucket_bytes)], direct=self._direct)
         return Packet(self.header_bytes + note_bytes, parts)
 
     @property

@@ -42,7 +42,8 @@ class Slot:
         self.gradients: Flat = gradients or replica.params.like()
         self.buffers: Flat = buffers or replica.buffers.like()
         self._arriving = replica.buffers.like()
-        self.packet: Packet = packet or replica.push_packet(self.gradients, self._arriving, note_bytes=note_bytes)
+        self._wire = replica.wire(self.gradients)
+        self.packet: Packet = packet or replica.push_packet(self._wire, self._arriving, note_bytes=note_bytes)
         self.hyper = replica.hyper(self.packet.header)
         self.touched = replica.touched(self.packet.header)
         self.note = bytearray(note_bytes)
@@ -52,10 +53,11 @@ class Slot:
         self.version = self.step = 0
 
     def accept(self, header: Header) -> None:
-        """Copies what else a message brought besides the gradients."""
+        """Copies what else a message brought besides the gradients, and reads those in if they are compressed."""
         self.note[:] = self._arriving_note
         if not header.nbytes:
             return
+        self._wire.decode()
         for mine, arrived in zip(self.buffers.storages, self._arriving.storages, strict=True):
             mine.copy_(arrived)
 

@@ -12,7 +12,8 @@ __all__ = ["RunStats", "WorkerStats"]
 class WorkerStats:
     """What one worker did; times in seconds on the server's clock, `waited` on the worker's.
 
-    `hidden` adds up, over its pushes, the share of bytes that had left when backward was over.
+    `bytes_pushed` are of gradients and running statistics as they travel. `hidden` adds up, over its pushes, the share
+    of those bytes that had left when backward was over.
 
     `gap` counts at pushes, `staleness` at applications. A push is applied, dropped, nonfinite (with NaN or infinity) or
     skipped (sent empty by a gradient scaler).
@@ -32,6 +33,7 @@ class WorkerStats:
     dropped: int = 0
     nonfinite: int = 0
     skipped: int = 0
+    bytes_pushed: int = 0
     loss: float = math.nan
 
     def count_gap(self, gap: int) -> None:
@@ -61,6 +63,7 @@ class WorkerStats:
             "dropped": self.dropped,
             "nonfinite": self.nonfinite,
             "skipped": self.skipped,
+            "bytes_pushed": self.bytes_pushed,
         }
 
 

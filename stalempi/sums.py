@@ -54,7 +54,7 @@ class BucketSums:
         self._copying = CopyQueue(self._sum)
         self._brought: list[Copied] = []
         self._weight = 0
-        self._finite = FiniteCheck(gradients)
+        self._finite = FiniteCheck()
 
     def ready(self, place: int) -> None:
         """Is told that backward has this parameter's gradient; sends what is complete."""

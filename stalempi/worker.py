@@ -6,6 +6,8 @@ import math
 import time
 from collections.abc import Callable
 
+import numpy as np
+
 from stalempi import preempt
 from stalempi.clip import Clip
 from stalempi.early import EarlyBuckets, FiniteCheck
@@ -69,7 +71,7 @@ class Worker:
         self._note = note
         self._run_ahead = run_ahead
         self._places = places = Places(replica, self.gradients, apart=run_ahead)
-        self._push = replica.push_packet(places.gradients, places.buffers, note_bytes=len(note()) if note else 0)
+        self._push = replica.push_packet(places.wire, places.buffers, note_bytes=len(note()) if note else 0)
         self._release = Packet(HEADER_BYTES, replica.release_parts(places.params))
         self._hyper, self._touched = replica.hyper(self._push.header), replica.touched(self._push.header)
         group = group or Group()
@@ -89,7 +91,9 @@ class Worker:
             overlap=overlap != "off" and not group.members and not run_ahead,
             cure="use overlap='off'",
         )
-        self._finite = FiniteCheck(self.gradients)
+        self._finite = FiniteCheck()
+        keeps_rest = replica.compression is not None and replica.compression.keeps_rest
+        self._ever = np.zeros_like(self._touched) if keeps_rest else None  # what is left over may come at any step
         worth_it = self._early.may_be_early and len(self._early.slices) > 1  # one bucket is complete when all is
         watched = self._ready if run_ahead or worth_it else None
         self._book = GradientBook(replica.trained, self.gradients, on_ready=watched)
@@ -105,9 +109,14 @@ class Worker:
     def _ready(self, place: int) -> None:
         """Is told that backward has this parameter's gradient; sends what is complete."""
         for bucket in self._early.ready(place):
-            self._finite.add(self._early.slices[bucket])
+            self._encode(bucket)
             self._end.part(bucket)
         self._end.progress()
+
+    def _encode(self, bucket: int) -> None:
+        code = self._places.wire.codes[bucket]
+        code.encode()
+        self._finite.add(code.checked)
 
     def step(self, *, samples: int, loss: float = math.nan, scale: float = 1.0) -> None:
         """Pushes the gradient, which stands for `samples` samples, and returns with the new parameters in the model.
@@ -124,16 +133,21 @@ class Worker:
         if self.preempted:
             return  # what was computed meanwhile is in no checkpoint either
         self._book.collect(self._touched)
+        if self._ever is not None:
+            self._ever |= self._touched
+            self._touched[:] = self._ever
         if scale != 1.0:
             for storage in self.gradients.storages:
                 storage.mul_(1.0 / scale)
         self._early.judge()
         for bucket in self._early.rest():
-            self._finite.add(self._early.slices[bucket])
+            self._encode(bucket)
         self._hyper[:] = self.replica.read_hyper()
         header = self._header(Kind.PUSH, samples=samples, nbytes=self._push.parts.nbytes, loss=loss)
         header.version = version
-        header.flags = Flag.NONE if self._finite.verdict() else Flag.NONFINITE
+        if not self._finite.verdict():
+            header.flags = Flag.NONFINITE
+            self._places.wire.clean()
         self._places.fill()
         self._exchange(header)
 
@@ -242,6 +256,7 @@ class Worker:
 
     def _step_alone(self) -> None:
         """Goes on with the parameters it has, its own update made here as the server made it (read-my-writes)."""
+        self._places.wire.decode()
         gradients = [parameter.grad for parameter in self.replica.trained]
         for parameter, has_gradient in zip(self.replica.trained, self._touched, strict=True):
             if not has_gradient:

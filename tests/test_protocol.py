@@ -29,7 +29,7 @@ class Peer:
         self.rank = transport.rank
         self.replica = Replica(model, momentum(model), bucket_bytes=1 << 20)
         self.gradients = self.replica.params.like()
-        self.packet = self.replica.push_packet(self.gradients, self.replica.buffers)
+        self.packet = self.replica.push_packet(self.replica.wire(self.gradients), self.replica.buffers)
         self.replica.hyper(self.packet.header)[:] = self.replica.read_hyper()
         self.replica.touched(self.packet.header)[:] = True
         release = Packet(HEADER_BYTES, self.replica.release_parts())

@@ -45,7 +45,7 @@ def test_integer_and_floating_buffers_travel_with_a_push() -> None:
     model = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5))
     replica = make(model)
     assert sorted(str(s.dtype) for s in replica.buffers.storages) == ["torch.float32", "torch.int64"]
-    packet = replica.push_packet(replica.params.like(), replica.buffers)
+    packet = replica.push_packet(replica.wire(replica.params.like()), replica.buffers)
     assert packet.parts.nbytes == replica.params.nbytes + replica.buffers.nbytes
 
 
@@ -84,7 +84,7 @@ def test_whole_and_tensor_numbers_come_back_as_such() -> None:
 
 def test_hyper_parameters_and_flags_have_places_of_their_own_behind_the_header() -> None:
     replica = make(nn.Linear(3, 2))
-    packet = replica.push_packet(replica.params.like(), replica.buffers)
+    packet = replica.push_packet(replica.wire(replica.params.like()), replica.buffers)
     replica.hyper(packet.header)[:] = replica.read_hyper()
     replica.touched(packet.header)[:] = [True, False]
     assert replica.hyper(packet.header).tolist() == replica.read_hyper()

@@ -67,6 +67,7 @@ def synthetic(**words: Any) -> None:
         raise ConfigError(f"-n {ranks}: a job needs at least 2 ranks")
     options = _Options(policy=policy_from(words), wire=wire_from(words), **words)
     check_model_name(options.model)
+    options.wire.check(options.policy)
     if launched:
         _run(options)
     else:

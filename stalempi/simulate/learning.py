@@ -201,7 +201,7 @@ def _replica(model: nn.Module, recipe: Recipe) -> Replica:
 
 
 def _push_bytes(replica: Replica) -> int:
-    return replica.push_packet(replica.params.like(), replica.buffers).parts.nbytes
+    return replica.push_packet(replica.wire(replica.params.like()), replica.buffers).parts.nbytes
 
 
 def _by_fastest(schedule: Schedule, policy: Policy, batch_size: int, _: int) -> float:

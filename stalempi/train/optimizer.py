@@ -15,6 +15,7 @@ from torch import nn
 from stalempi import context as contexts
 from stalempi import preempt
 from stalempi.clip import Clip
+from stalempi.compress import make_compression
 from stalempi.context import Context
 from stalempi.correction import Correction
 from stalempi.errors import ConfigError
@@ -70,6 +71,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             backward made them (clipped, accumulated, scaled), nothing is ever sent early.
         run_ahead: whether a worker begins its next iteration on the parameters that it has, while its push and release
             are on their way. That counts as one more iteration in the policy's bound, so SSP and DSSP need one of 1.
+        compression: of gradients on their way to the server: "none", "fp16", "bf16", or "topk:SHARE" for the largest
+            elements only, the rest being added to the next gradient.
 
     A torch.amp.GradScaler works as ever: `scaler.step(optimizer)`, `scaler.update()`. A step in which it finds infinity
     or NaN is an empty push: the clock goes on and nothing is applied.
@@ -101,6 +104,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         checkpoint: Checkpoint | None = None,
         overlap: str = "hooks",
         run_ahead: bool = False,
+        compression: str = "none",
     ) -> None:
         self._outer = context or contexts.current()
         self._context = self._outer if policy.has_server else self._outer.without_server()
@@ -122,12 +126,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.param_groups = optimizer.param_groups
         self.state = optimizer.state
         inside = _inside(model)
-        self._replica = Replica(inside, optimizer, bucket_bytes=bucket_bytes, direct=self._context.transport.direct)
+        self._replica = Replica(
+            inside,
+            optimizer,
+            bucket_bytes=bucket_bytes,
+            direct=self._context.transport.direct,
+            compression=make_compression(compression),
+        )
         self._closed = self._evaluated = False
         if role.evaluator_rank and not evaluation:
             raise ConfigError("the job has an evaluator rank, and nothing for it to do: give evaluation=...")
         self._evaluation = evaluation
-        _check_job(policy, role, correction, checkpoint, overlap)
+        _check_job(policy, role, correction, checkpoint, overlap, compression)
         check_run_ahead(policy, role.group_size, run_ahead=run_ahead)
         restart = self._load(checkpoint)
         self._join(
@@ -460,7 +470,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
 
 def _check_job(
-    policy: Policy, role: Role, correction: Correction | None, checkpoint: Checkpoint | None, overlap: str
+    policy: Policy,
+    role: Role,
+    correction: Correction | None,
+    checkpoint: Checkpoint | None,
+    overlap: str,
+    compression: str,
 ) -> None:
     """Raises ConfigError if these do not go together."""
     if overlap not in OVERLAPS:
@@ -468,6 +483,8 @@ def _check_job(
     check_groups(policy, role.group_size)
     if correction and not policy.has_server:
         raise ConfigError(f"correction {correction.name} has nothing to mend: under {policy} no gradient is stale")
+    if compression != "none" and not policy.has_server:
+        raise ConfigError(f"compression {compression}: MPI adds up under {policy}, and cannot read it: leave it out")
     if checkpoint and not policy.has_server:
         raise ConfigError(f"the server saves a run, and {policy} has none: leave checkpoint out")
 
