@@ -79,10 +79,10 @@ class Context:
         return self.role.num_shards
 
     def without_server(self) -> Context:
-        """Returns the same where every rank works; ConfigError in a job with groups or an evaluator."""
-        if self.group_size > 1 or self.role.evaluator_rank is not None:
+        """Returns the same where every rank works; ConfigError in a job with groups, an evaluator or servers."""
+        if self.group_size > 1 or self.role.evaluator_rank is not None or self.role.servers > 1:
             raise ConfigError(
-                "without a server there are no groups and no evaluator: leave them out of stalempi.init()"
+                "without a server there are no groups, no evaluator and no servers: leave them out of stalempi.init()"
             )
         peers = Peers(self.transport, first=0, timeout=default_stall_timeout())
         return replace(self, role=without_server(self.rank, self.size), peers=peers)

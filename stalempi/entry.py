@@ -27,13 +27,14 @@ __all__ = ["init", "parse_device", "shutdown"]
 _LAUNCHER_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 
 
-def init(
+def init(  # noqa: PLR0913 - the one place where a user says what the job is
     comm: MPI.Intracomm | None = None,
     *,
     device: str | torch.device | None = None,
     pipeline: bool = False,
     group: int = 1,
     evaluator: bool = False,
+    servers: int = 1,
     grace: float = 60.0,
 ) -> Context:
     """Starts stalempi on this rank; every rank of `comm` calls it, before anything touches a GPU.
@@ -46,6 +47,7 @@ def init(
         pipeline: whether every rank is to hold a block of a model, instead of a server and its workers.
         group: ranks that make one worker: they sum their gradients and push once.
         evaluator: whether the last rank tests the model while the others train it.
+        servers: ranks that serve, 0 .. servers - 1, each with a share of the parameters; rank 0 alone decides.
         grace: seconds after SIGTERM or SIGUSR1 within which the job has to save and stop (exit code 75).
 
     From here on an uncaught exception on any rank ends the whole job. Returns the context; calling it again returns the
@@ -69,7 +71,7 @@ def init(
     preempt.install(preempt.check_grace(grace), abort.end)
     world = comm or mpi.COMM_WORLD
     _check_launch(world.Get_size())
-    role = _choose_role(world, pipeline=pipeline, group=group, evaluator=evaluator)
+    role = _choose_role(world, pipeline=pipeline, group=group, evaluator=evaluator, servers=servers)
     ours = world.Dup()
     computing: Any = ours.Split(mpi.UNDEFINED if role.shard_rank is None else 0, world.Get_rank())
     local: Any = ours.Split_type(mpi.COMM_TYPE_SHARED)
@@ -83,7 +85,7 @@ def init(
         transport=MpiTransport(ours),
         peers=None
         if role.shard_rank is None
-        else Peers(MpiTransport(computing, first=1), first=1, timeout=default_stall_timeout()),
+        else Peers(MpiTransport(computing, first=servers), first=servers, timeout=default_stall_timeout()),
     )
     found.transport.direct, found.transport.buffers = choose_path(ours, found.device)
     _divide_threads(local)
@@ -94,12 +96,12 @@ def init(
     return found
 
 
-def _choose_role(world: MPI.Intracomm, *, pipeline: bool, group: int, evaluator: bool) -> Role:
+def _choose_role(world: MPI.Intracomm, *, pipeline: bool, group: int, evaluator: bool, servers: int) -> Role:
     rank, size = world.Get_rank(), world.Get_size()
     if not pipeline:
-        return assign_role(rank, size, group=group, evaluator=evaluator)
-    if group != 1 or evaluator:
-        raise ConfigError("a pipeline has neither groups nor an evaluator: leave group and evaluator out")
+        return assign_role(rank, size, group=group, evaluator=evaluator, servers=servers)
+    if group != 1 or evaluator or servers != 1:
+        raise ConfigError("a pipeline has no groups, evaluator or servers: leave group, evaluator and servers out")
     return assign_block(rank, size)
 
 

@@ -238,6 +238,9 @@ class Peer:
                 if self._observe:
                     self._observe(event, decisions)
 
+    def gather(self) -> None:
+        """Does nothing: every rank has the whole model."""
+
     def combine_buffers(self) -> None:
         """Does nothing: until the end each worker's running statistics are its own."""
 

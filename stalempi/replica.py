@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from stalempi.compress import Compression, Wire
 from stalempi.errors import ConfigError
 from stalempi.flat import MAX_BUCKET_BYTES, Flat
+from stalempi.shares import share_out
 from stalempi.transport.base import Packet, Parts
 from stalempi.transport.message import HEADER_BYTES, Buffer
 
@@ -31,6 +32,7 @@ class Replica:
         bucket_bytes: about how many bytes one message carries.
         direct: whether MPI takes the memory of the GPU on which the model is.
         compression: of gradients on their way to the server; None: they travel as they are.
+        share: (number, of): only the parameters of server `number` of several; server 0's has all that is not trained.
 
     Attributes:
         trained: the parameters that the optimizer holds, each once, in the model's order.
@@ -48,6 +50,7 @@ class Replica:
         bucket_bytes: int,
         direct: bool = False,
         compression: Compression | None = None,
+        share: tuple[int, int] = (0, 1),
     ) -> None:
         if bucket_bytes < 1:
             raise ConfigError(f"bucket_bytes must be at least 1, got {bucket_bytes}")
@@ -62,10 +65,13 @@ class Replica:
             )
         if not held:
             raise ConfigError("the optimizer holds no parameter")
-        self.names = [name for name, p in named.items() if id(p) in held]
+        self._share = share
+        trained = {name: p for name, p in named.items() if id(p) in held}
+        server = share_out([p.nbytes for p in trained.values()], share[1])
+        self.names = [name for name, its in zip(trained, server, strict=True) if its == share[0]]
         self.trained = [named[name] for name in self.names]
-        self._fixed = {name: p for name, p in named.items() if id(p) not in held}
-        self._persistent = _persistent_buffers(model)
+        self._fixed = {} if share[0] else {name: p for name, p in named.items() if id(p) not in held}
+        self._persistent = {} if share[0] else _persistent_buffers(model)
         self.params = Flat(self.trained)
         self.params.adopt(self.trained)
         self.buffers = Flat(list(self._persistent.values()))
@@ -77,14 +83,16 @@ class Replica:
     def describe(self) -> list[str]:
         """Returns the lines that must be the same on every rank."""
         lines = [f"optimizer {type(self.optimizer).__name__}", f"bucket_bytes {self.bucket_bytes}"]
+        lines += [f"share {self._share[0]} of {self._share[1]}"] if self._share[1] > 1 else []
         lines += [f"compression {self.compression}"] if self.compression else []
         lines += [f"parameter {name} {_shape(p)}" for name, p in zip(self.names, self.trained, strict=True)]
         lines += [f"untrained parameter {name} {_shape(p)}" for name, p in self._fixed.items()]
         lines += [f"buffer {name} {_shape(b)}" for name, b in self._persistent.items()]
         names = {id(p): name for name, p in zip(self.names, self.trained, strict=True)}
         for number, (group, keys) in enumerate(self._group_keys()):
-            members = zlib.crc32(" ".join(names[id(p)] for p in group["params"]).encode())
-            lines.append(f"group {number}: {len(group['params'])} parameters ({members:08x}), {', '.join(keys)}")
+            ours = [names[id(p)] for p in group["params"] if id(p) in names]
+            members = zlib.crc32(" ".join(ours).encode())
+            lines.append(f"group {number}: {len(ours)} parameters ({members:08x}), {', '.join(keys)}")
         return lines
 
     def state(self) -> Parts:

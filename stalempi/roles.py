@@ -13,7 +13,7 @@ SERVER_RANK = 0
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What one rank does: rank 0 serves, the last may evaluate, the others compute in groups of consecutive ranks.
+    """What one rank does: the first ranks serve, the last may evaluate, the others compute, in groups.
 
     A group is one worker for the server and its policy. Its first rank leads: the others push to it, and it pushes
     their sum. A worker of one rank leads itself.
@@ -25,7 +25,7 @@ class Role:
         evaluator_rank: the rank that evaluates; None if there is none.
         block: the block of the model that is pinned to this rank, in a model-parallel job; None in another.
         replica: which copy of the pipeline this rank belongs to.
-        has_server: whether rank 0 serves; else it computes like the others.
+        servers: ranks that serve, each with a share of the parameters; the first decides. 0: all compute.
     """
 
     rank: int
@@ -34,21 +34,21 @@ class Role:
     evaluator_rank: int | None = None
     block: int | None = None
     replica: int = 0
-    has_server: bool = True
+    servers: int = 1
 
     def __str__(self) -> str:
         if self.block is not None:
             return f"block {self.block}" + (f" of replica {self.replica}" if self.replica else "")
         if self.is_server:
-            return "server"
+            return f"server {self.rank}" if self.servers > 1 else "server"
         if self.is_evaluator:
             return "evaluator"
         return f"worker {self.worker_rank}" + (f", member {self.group_rank}" if self.group_size > 1 else "")
 
     @property
     def is_server(self) -> bool:
-        """Whether this rank holds the parameters and decides who may go on."""
-        return self.rank == SERVER_RANK and self.block is None and self.has_server
+        """Whether this rank holds parameters, or a share of them; rank 0 also decides who may go on."""
+        return self.rank < self.servers and self.block is None
 
     @property
     def is_evaluator(self) -> bool:
@@ -69,7 +69,7 @@ class Role:
     def shard_rank(self) -> int | None:
         """Number among the ranks that compute, 0 .. num_shards - 1: each has data of its own; else None."""
         is_computing = not (self.is_server or self.is_evaluator or self.block is not None)
-        return self.rank - self.has_server if is_computing else None
+        return self.rank - self.servers if is_computing else None
 
     @property
     def num_shards(self) -> int:
@@ -85,23 +85,28 @@ class Role:
     def takes_from(self) -> range:
         """The ranks whose pushes this rank takes: the leaders for the server, the other members for a leader."""
         if self.is_server:
-            return range(1, 1 + self.num_shards, self.group_size)
+            return range(self.servers, self.servers + self.num_shards, self.group_size)
         return range(self.rank + 1, self.rank + self.group_size) if self.group_rank == 0 else range(0)
 
 
-def assign_role(rank: int, size: int, *, group: int = 1, evaluator: bool = False) -> Role:
-    """Returns the role of `rank` in a job of `size` ranks, `group` of them to a worker.
+def assign_role(rank: int, size: int, *, group: int = 1, evaluator: bool = False, servers: int = 1) -> Role:
+    """Returns the role of `rank` in a job of `size` ranks, the first `servers` of which serve, `group` to a worker.
 
-    Raises ConfigError if there is no room for a server and a worker (and an evaluator), or if the ranks that compute
-    do not divide into groups.
+    Raises ConfigError if there is no room for the servers and a worker (and an evaluator), if the ranks that compute do
+    not divide into groups, or where several servers cannot be.
     """
     if group < 1:
         raise ConfigError(f"group={group}: a worker has at least 1 rank")
-    others = 2 if evaluator else 1
+    if servers < 1:
+        raise ConfigError(f"servers={servers}: a job has at least 1 server (without any: the policy allreduce)")
+    if servers > 1 and (group > 1 or evaluator):
+        raise ConfigError(f"servers={servers}: groups and an evaluator go with one server only: leave them out")
+    others = servers + evaluator
     if size <= others:
         also = ", and one evaluator" if evaluator else ""
+        these = "one server" if servers == 1 else f"{servers} servers"
         raise ConfigError(
-            f"a job needs at least {others + 1} ranks, one server and one worker{also}, but this one has {size}: "
+            f"a job needs at least {others + 1} ranks, {these} and one worker{also}, but this one has {size}: "
             f"start it with mpirun -n {others + 1} or more"
         )
     workers, left = divmod(size - others, group)
@@ -110,7 +115,7 @@ def assign_role(rank: int, size: int, *, group: int = 1, evaluator: bool = False
         raise ConfigError(
             f"{size - others} computing ranks do not divide into groups of {group}: start {fits} ranks in all"
         )
-    return Role(rank, workers, group, size - 1 if evaluator else None)
+    return Role(rank, workers, group, size - 1 if evaluator else None, servers=servers)
 
 
 def assign_block(rank: int, size: int, blocks: int | None = None) -> Role:
@@ -127,9 +132,9 @@ def assign_block(rank: int, size: int, blocks: int | None = None) -> Role:
         raise ConfigError(
             f"{size} rank(s) do not divide into pipelines of {blocks} block(s): start a multiple of {blocks} ranks"
         )
-    return Role(rank, num_workers=0, block=rank % blocks, replica=rank // blocks)
+    return Role(rank, num_workers=0, block=rank % blocks, replica=rank // blocks, servers=0)
 
 
 def without_server(rank: int, size: int) -> Role:
     """Returns the role of `rank` where every rank works."""
-    return Role(rank, num_workers=size, has_server=False)
+    return Role(rank, num_workers=size, servers=0)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from stalempi.context import Context
+from stalempi.correction import make_correction
 from stalempi.policy import Policy
 from stalempi.roles import assign_role
 from stalempi.stats import RunStats
@@ -31,9 +32,9 @@ class Job:
     workers: list[nn.Module]
 
 
-def make_context(transport: InprocTransport, *, group: int = 1, evaluator: bool = False) -> Context:
+def make_context(transport: InprocTransport, *, group: int = 1, evaluator: bool = False, servers: int = 1) -> Context:
     """Returns the context of a rank of an in-process job."""
-    role = assign_role(transport.rank, transport.size, group=group, evaluator=evaluator)
+    role = assign_role(transport.rank, transport.size, group=group, evaluator=evaluator, servers=servers)
     return Context(
         rank=transport.rank,
         size=transport.size,
@@ -55,22 +56,25 @@ def run_job(
     group: int = 1,
     evaluation: Callable[[], Evaluation] | None = None,
     evaluator: bool = False,
+    servers: int = 1,
     delivery: float = 0.0,
     **options: Any,
 ) -> Job:
     """Runs `train(model, optimizer, shard)` on every rank that computes and serves; `options` go to the optimizer."""
 
-    ranks = 1 + workers * group + evaluator
+    ranks = servers + workers * group + evaluator
     models = [make_model() for _ in range(ranks)]  # here, since torch's generator is shared by all threads
 
     def main(transport: InprocTransport) -> tuple[nn.Module, RunStats | None]:
-        context = make_context(transport, group=group, evaluator=evaluator)
+        context = make_context(transport, group=group, evaluator=evaluator, servers=servers)
         model = models[transport.rank]
         kept = {"stall_timeout": 20.0, "evaluation": evaluation() if evaluation else None} | options
+        if isinstance(kept.get("correction"), str):  # each server has one of its own
+            kept["correction"] = make_correction(kept["correction"])
         optimizer = DistributedOptimizer(make_optimizer(model), model=model, policy=policy, context=context, **kept)
         if context.is_server:
             stats = optimizer.serve()
-            if evaluation:
+            if evaluation and context.rank == 0:
                 optimizer.evaluate()
             return model, stats
         if context.shard_rank is None:

@@ -89,5 +89,11 @@ def mpirun(
     flags: Sequence[str] = (),
     mpich: bool = False,
 ) -> Finished:
-    """Runs a job to its end, see `start`, or to its time limit."""
-    return start(program, ranks, *arguments, env=env, flags=flags, mpich=mpich).finish(timeout)
+    """Runs a job to its end, see `start`, or to its time limit.
+
+    Where several tests start jobs at the same moment, Open MPI's daemon at times does not come up: then once more.
+    """
+    done = start(program, ranks, *arguments, env=env, flags=flags, mpich=mpich).finish(timeout)
+    if "PMIx server's listener thread failed to start" in done.err:
+        done = start(program, ranks, *arguments, env=env, flags=flags, mpich=mpich).finish(timeout)
+    return done

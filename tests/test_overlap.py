@@ -35,7 +35,7 @@ def job(
 def handed(optimizer: DistributedOptimizer) -> int:
     worker = optimizer._worker
     assert isinstance(worker, Worker)
-    return worker._early.handed
+    return worker.shares[0].buckets.handed
 
 
 def clipped_step(model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> None:

@@ -52,6 +52,7 @@ _count = click.IntRange(min=1)
     "--scenario", type=click.Choice(list(SCENARIOS)), help="Iterations take as long as in this scenario (sleep)."
 )
 @click.option("--iteration-ms", type=_positive, default=100.0, show_default=True, help="Of an undisturbed one in it.")
+@click.option("--servers", type=_count, default=1, show_default=True, help="Ranks that share the parameters.")
 @click.option("--group", type=_count, default=1, show_default=True, help="Ranks that make one worker and push once.")
 @click.option("--evaluator", is_flag=True, help="Let the last rank test the model while the others train it.")
 @click.option(
@@ -78,11 +79,11 @@ def train(**words: Any) -> None:
         policy=policy, choice=choice_from(words), recipe=recipe_from(words), wire=wire_from(words), **words
     )
     if ranks is not None:
-        role = assign_role(0, ranks, group=options.group, evaluator=options.evaluator)
+        role = assign_role(0, ranks, group=options.group, evaluator=options.evaluator, servers=options.servers)
         policy.start(role.num_workers if policy.has_server else ranks, 0.0)  # says whether it can do with so many
     if launched:
         run_rank(options, ranks)
         return
-    parse_slow(options.slow, ranks - options.evaluator, first=int(policy.has_server))
+    parse_slow(options.slow, ranks - options.evaluator, first=options.servers if policy.has_server else 0)
     check_output(options)
     relaunch(ranks, sys.argv[1:], launch)

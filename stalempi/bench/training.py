@@ -30,6 +30,7 @@ from stalempi.errors import ConfigError
 from stalempi.group import check_groups, check_run_ahead
 from stalempi.logs import log_to_stderr, logger
 from stalempi.policy import Decision, Event, Policy
+from stalempi.shares import check_servers
 from stalempi.simulate.scenarios import find_scenario
 from stalempi.stats import RunStats
 from stalempi.trace import Recorder
@@ -59,6 +60,7 @@ class TrainOptions:
     emulate_ms: float | None
     scenario: str | None
     iteration_ms: float
+    servers: int
     group: int
     evaluator: bool
     evaluate_every: str | None
@@ -88,6 +90,7 @@ class TrainOptions:
     def _check_job(self) -> None:
         """Raises ConfigError if the policy, groups, checkpoints and the like do not go together."""
         self.wire.check(self.policy)
+        check_servers(self.policy, self.servers, saves=bool(self.checkpoint), clip_norm=self.recipe.clip_norm)
         check_run_ahead(self.policy, self.group, run_ahead=self.wire.run_ahead)
         if self.policy.has_server:
             return
@@ -131,15 +134,18 @@ class TrainOptions:
 def run_rank(options: TrainOptions, ranks: int | None) -> None:
     """Serves or works, as this rank is to; `ranks` is what the user expects, if they said."""
     context = stalempi.init(
-        device=options.device, group=options.group, evaluator=options.evaluator, grace=options.grace
+        device=options.device,
+        group=options.group,
+        evaluator=options.evaluator,
+        servers=options.servers,
+        grace=options.grace,
     )
     if ranks not in (None, context.size):
         raise ConfigError(f"-n {ranks}, but the launcher started {context.size} ranks: leave -n out under a launcher")
     context = context if options.policy.has_server else context.without_server()
     log_to_stderr(context, options.log_level)
-    slow = parse_slow(
-        options.slow, options.policy.has_server + context.num_shards, first=int(options.policy.has_server)
-    )
+    servers = context.role.servers
+    slow = parse_slow(options.slow, servers + context.num_shards, first=servers)
     if context.rank == 0 and options.out:
         check_writable(options.out)
     torch.manual_seed(options.choice.seed)
@@ -150,6 +156,8 @@ def run_rank(options: TrainOptions, ranks: int | None) -> None:
     pace = Pace(slow.get(context.rank, 1.0), options.emulate_ms, scenario=_scenario(options, context))
     if context.rank == 0:
         _lead(options, data, model, pace)
+    elif context.is_server:
+        _distribute(options, data, model, make_correction(options.correction)).serve()
     elif context.is_evaluator:
         _distribute(options, data, model, make_correction(options.correction)).evaluate()
     else:
@@ -284,6 +292,7 @@ def _lead(options: TrainOptions, data: Data, model: nn.Module, pace: Pace) -> No
 def _log_start(options: TrainOptions, data: Data) -> None:
     context, recipe = current(), options.recipe
     groups = f" of {options.group} ranks" if options.group > 1 else ""
+    groups += f", {options.servers} servers" if options.servers > 1 else ""
     groups += ", an evaluator" if options.evaluator else ""
     logger.info(
         "stalempi %s: %s, %d worker(s)%s, %s on %s (%d samples), %s, %s, messages from %s",

@@ -42,11 +42,13 @@ class Lane(enum.IntEnum):
     START = 6
     EVALUATION = 7
     STOP = 8  # to the first block: a signal asked this rank to stop
+    ORDER = 9  # from the server that decides to the others
+    SHARE = 10  # and back: the parameters that they hold
 
     @property
     def any_size(self) -> bool:
         """Whether messages may be of any size, one receive at a time; else the first settles the size of the rest."""
-        return self in (Lane.STATE, Lane.START, Lane.EVALUATION, Lane.STOP)
+        return self in (Lane.STATE, Lane.START, Lane.EVALUATION, Lane.STOP, Lane.ORDER, Lane.SHARE)
 
 
 class Note(enum.IntEnum):

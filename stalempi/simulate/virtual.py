@@ -72,7 +72,7 @@ class VirtualJob:
         `schedule` is the server's, for the steps that a worker takes alone (cached pulls).
         """
         transport = VirtualTransport(self, len(self.workers) + 1)
-        worker = VirtualWorker(replica, transport, stall_timeout=math.inf, schedule=schedule)
+        worker = VirtualWorker([replica], transport, stall_timeout=math.inf, schedule=schedule)
         self.workers.append(worker)
         self.steps.append(lambda: step(worker))
 
@@ -120,7 +120,7 @@ class VirtualJob:
             self.workers[worker].leave()
         else:
             theirs = self.workers[worker]
-            header = Header(Message.LEAVE, worker + 1, theirs.replica.layout, theirs.step_count)
+            header = Header(Message.LEAVE, worker + 1, theirs.shares[0].replica.layout, theirs.step_count)
             header.pack_into(self.pushes[worker].header)
 
 

@@ -19,13 +19,17 @@ from stalempi.compress import make_compression
 from stalempi.context import Context
 from stalempi.correction import Correction
 from stalempi.errors import ConfigError
+from stalempi.follower import Follower
 from stalempi.group import Group, check_groups, check_run_ahead
+from stalempi.orders import Orders
 from stalempi.peer import Peer
+from stalempi.pipeline.link import Links
 from stalempi.policy import Allreduce
 from stalempi.policy.base import Decision, Event, Policy
 from stalempi.replica import DEFAULT_BUCKET_BYTES, Replica, difference
 from stalempi.roles import Role
 from stalempi.server import Server, ServerOptions
+from stalempi.shares import check_servers
 from stalempi.silence import default_stall_timeout
 from stalempi.stats import RunStats
 from stalempi.train.evaluation import Evaluation
@@ -126,18 +130,25 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.param_groups = optimizer.param_groups
         self.state = optimizer.state
         inside = _inside(model)
-        self._replica = Replica(
-            inside,
-            optimizer,
-            bucket_bytes=bucket_bytes,
-            direct=self._context.transport.direct,
-            compression=make_compression(compression),
-        )
+        servers = max(1, role.servers)
+        self._replicas = [
+            Replica(
+                inside,
+                optimizer,
+                bucket_bytes=bucket_bytes,
+                direct=self._context.transport.direct,
+                compression=make_compression(compression),
+                share=(server, servers),
+            )
+            for server in range(servers)
+        ]
+        self._replica = self._replicas[role.rank if role.is_server else 0]
         self._closed = self._evaluated = False
         if role.evaluator_rank and not evaluation:
             raise ConfigError("the job has an evaluator rank, and nothing for it to do: give evaluation=...")
         self._evaluation = evaluation
         _check_job(policy, role, correction, checkpoint, overlap, compression)
+        check_servers(policy, role.servers, saves=checkpoint is not None, clip_norm=clip_norm)
         check_run_ahead(policy, role.group_size, run_ahead=run_ahead)
         restart = self._load(checkpoint)
         self._join(
@@ -154,7 +165,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             ],
             timeout,
         )
-        self._server: Server | None = None
+        self._server: Server | Follower | None = None
         self._worker: Worker | Peer | None = None
         self._gallery: Gallery | None = None
         self._critic: Critic | None = None
@@ -174,16 +185,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 observe=self._watch if role.rank == 0 else None,
             )
             if evaluation and role.rank == 0:
-                self._gallery = Album(self._worker, evaluation)
+                self._gallery = Album(self._worker, evaluation, self._replicas)
+        elif role.is_server and role.rank:
+            assert isinstance(transport, Links)
+            self._server = Follower(self._replica, transport, transport, options=options, correction=correction)
         elif role.is_server:
-            self._server = Server(
-                self._replica, policy, transport, options=options, correction=correction, observe=self._watch
-            )
-            self._server.attendant = self._keeper = Keeper(self._server, checkpoint, restart)
-            if evaluation and role.evaluator_rank:
-                self._gallery = Exhibition(self._server, evaluation, transport, role.evaluator_rank, timeout=timeout)
-            elif evaluation:
-                self._gallery = Album(self._server, evaluation)
+            self._make_server(policy, options, correction, checkpoint, restart)
         elif role.is_evaluator:
             assert evaluation is not None
             self._critic = Critic(self._replica, evaluation, transport, timeout=timeout)
@@ -197,6 +204,31 @@ class DistributedOptimizer(torch.optim.Optimizer):
             restart.for_workers(policy, role.num_workers, role.group_size, total_samples) if restart else b"",
         )
 
+    def _make_server(
+        self,
+        policy: Policy,
+        options: ServerOptions,
+        correction: Correction | None,
+        checkpoint: Checkpoint | None,
+        restart: Restart | None,
+    ) -> None:
+        role, transport, evaluation = self._context.role, self._context.transport, self._evaluation
+        assert isinstance(transport, Links)
+        self._server = server = Server(
+            self._replica,
+            policy,
+            transport,
+            options=options,
+            correction=correction,
+            observe=self._watch,
+            orders=Orders(self._replicas[1:], transport, self._timeout),
+        )
+        server.attendant = self._keeper = Keeper(server, checkpoint, restart)
+        if evaluation and role.evaluator_rank:
+            self._gallery = Exhibition(server, evaluation, transport, role.evaluator_rank, timeout=self._timeout)
+        elif evaluation:
+            self._gallery = Album(server, evaluation, self._replicas)
+
     def _make_worker(
         self, schedule: Callable[[int], float] | None, clip: Clip | None, overlap: str, *, run_ahead: bool
     ) -> Worker:
@@ -205,7 +237,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         group = Group(role.pushes_to, role.takes_from, timeout)
         note = self._notebook.write if self._notebook else None
         return Worker(
-            self._replica,
+            self._replicas,
             self._context.transport,
             stall_timeout=patience,
             schedule=schedule,
@@ -241,11 +273,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _join(self, options: list[str], timeout: float) -> None:
         """Makes sure that all ranks mean the same, and gives all of them rank 0's weights."""
         transport = self._context.transport
-        text = "\n".join([*options, *self._replica.describe()]).encode()
+        text = "\n".join([*options, *(line for replica in self._replicas for line in replica.describe())]).encode()
         digests = transport.allgather(hashlib.sha256(text).digest(), timeout)
         if len(set(digests)) > 1:
             raise ConfigError(f"the ranks differ: {difference(transport.allgather(text, timeout))}")
-        transport.broadcast(self._replica.state(), timeout)
+        for replica in self._replicas:
+            transport.broadcast(replica.state(), timeout)
 
     def _watch(self, event: Event, decisions: list[Decision]) -> None:
         """Sees every event on the server."""
@@ -353,7 +386,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Where there is no server, any rank may call it; the running statistics are this rank's own until `close`.
         """
         if not isinstance(self._worker, Peer):
-            self._need_server("snapshot").combine_buffers()
+            server = self._need_server("snapshot")
+            server.combine_buffers()
+            server.gather()
         return {name: value.detach().clone() for name, value in self._replica.model.state_dict().items()}
 
     def serve(self) -> RunStats:
@@ -362,9 +397,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Raises Preempted, which ends the program with code 75, if a signal has asked any rank to stop (`step` on workers
         does, too).
         """
-        server = self._need_server("serve")
         if self._closed:
             raise ConfigError("this optimizer has served already: construct another one for another job")
+        if isinstance(self._server, Follower):
+            return self._follow(self._server)
+        server = self._need_server("serve")
         stats = server.serve()
         self._closed = True
         if self._keeper and self._keeper.stopped:
@@ -375,6 +412,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise preempt.Preempted
         if not isinstance(self._gallery, Exhibition):
             contexts.open_jobs.remove(self)
+        return stats
+
+    def _follow(self, server: Follower) -> RunStats:
+        stats = server.serve()
+        self._closed = True
+        contexts.open_jobs.remove(self)
+        if server.draining:
+            raise preempt.Preempted
         return stats
 
     def evaluate(self) -> Evaluation:
@@ -451,8 +496,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self.close()
 
     def _need_server(self, what: str) -> Server:
-        if self._server is None:
-            raise ConfigError(f"{what} is for the server, but this is {self._context.role}: see stalempi.is_server()")
+        if not isinstance(self._server, Server):
+            who, known = ("rank 0", "stalempi.rank()") if self._server else ("the server", "stalempi.is_server()")
+            raise ConfigError(f"{what} is for {who}, but this is {self._context.role}: see {known}")
         return self._server
 
     def _need_keeper(self, what: str) -> Keeper:

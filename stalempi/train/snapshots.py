@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -31,13 +32,13 @@ WAITING = 2  # snapshots that wait for a busy evaluator, besides the one that it
 
 
 class _Snapshot:
-    """A copy of a replica's parameters and buffers in host memory."""
+    """A copy in host memory of the parameters and buffers of a model, which replicas hold by their server."""
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replicas: Sequence[Replica]) -> None:
         self.seconds, self.samples = 0.0, 0
-        self._replica = replica
-        self._copies = [replica.params.like("cpu"), replica.buffers.like("cpu")]
-        self.parts = Parts([b for copy in self._copies for b in copy.buckets(replica.bucket_bytes)])
+        self._replicas = replicas
+        self._copies = [flat.like("cpu") for flat in self._theirs()]
+        self.parts = Parts([b for copy in self._copies for b in copy.buckets(replicas[0].bucket_bytes)])
 
     def take(self, seconds: float, samples: int) -> None:
         """Makes it what the replica is now: one copy."""
@@ -49,7 +50,7 @@ class _Snapshot:
         self._copy(self._theirs(), self._copies)
 
     def _theirs(self) -> list[Flat]:
-        return [self._replica.params, self._replica.buffers]
+        return [*(replica.params for replica in self._replicas), self._replicas[0].buffers]
 
     @torch.no_grad()
     def _copy(self, targets: list[Flat], sources: list[Flat]) -> None:
@@ -78,6 +79,7 @@ class Gallery(ABC):
         stats = self._server.stats
         if self._evaluation.is_due(now - stats.started, stats.samples):
             self._server.combine_buffers()
+            self._server.gather()
             self._add(now - stats.started, stats.samples)
         self._tend()
 
@@ -104,14 +106,21 @@ class Gallery(ABC):
 
 
 class Album(Gallery):
-    """Keeps the snapshots, to measure them after training; each takes host memory for a copy of the model."""
+    """Keeps the snapshots, to measure them after training; each takes host memory for a copy of the model.
 
-    def __init__(self, server: Server | Peer, evaluation: Evaluation) -> None:
+    Args:
+        server: the server, or rank 0's side where there is none.
+        evaluation: where the figures go.
+        replicas: the model, by the server that holds each share of it.
+    """
+
+    def __init__(self, server: Server | Peer, evaluation: Evaluation, replicas: Sequence[Replica]) -> None:
         super().__init__(server, evaluation)
+        self._replicas = replicas
         self._kept: list[_Snapshot] = []
 
     def _add(self, seconds: float, samples: int) -> None:
-        snapshot = _Snapshot(self._replica)
+        snapshot = _Snapshot(self._replicas)
         snapshot.take(seconds, samples)
         self._kept.append(snapshot)
 
@@ -146,7 +155,7 @@ class Exhibition(Gallery):
         self._figures, self._release, values = _places(replica)
         self._measured, self._seconds = values
         self._end = transport.server_end([self._figures], [self._release.header], [rank])
-        self._free = [_Snapshot(replica) for _ in range(WAITING + 1)]
+        self._free = [_Snapshot([replica]) for _ in range(WAITING + 1)]
         self._waiting: deque[_Snapshot] = deque()
         self._shown: _Snapshot | None = None
         self._idle_since: float | None = None  # when a free evaluator last heard from us

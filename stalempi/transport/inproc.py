@@ -38,10 +38,7 @@ class _Hub:
     here: set[int] = field(default_factory=set)  # ranks at the barrier
     gathered: list[bytes] = field(init=False)
     source: Parts | None = None
-    pushes: dict[int, Packet] = field(default_factory=dict)  # by the rank of the worker, as what follows
-    opened: list[threading.Event] = field(init=False)
-    to_server: dict[int, queue.SimpleQueue[tuple[int, int]]] = field(default_factory=dict)
-    to_worker: list[queue.SimpleQueue[_Release]] = field(init=False)
+    wires: dict[tuple[int, int], _Pair] = field(default_factory=dict)  # by the ranks of worker and server
     links: dict[tuple[int, int, Lane], LocalLink] = field(default_factory=dict)
     meetings: Meetings = field(init=False)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -50,12 +47,24 @@ class _Hub:
         self.barrier = threading.Barrier(self.size, action=self.here.clear)
         self.gathered = [b""] * self.size
         self.meetings = Meetings(self.size)
-        self.opened = [threading.Event() for _ in range(self.size)]
-        self.to_worker = [queue.SimpleQueue() for _ in range(self.size)]
+
+    def pair(self, worker: int, server: int) -> _Pair:
+        with self.lock:
+            return self.wires.setdefault((worker, server), _Pair())
 
     def link(self, sender: int, receiver: int, lane: Lane) -> LocalLink:
         with self.lock:
             return self.links.setdefault((sender, receiver, lane), LocalLink(f"rank {sender}"))
+
+
+@dataclass
+class _Pair:
+    """What is between a worker and a server; the server opens it."""
+
+    opened: threading.Event = field(default_factory=threading.Event)
+    push: Packet | None = None  # where pushes arrive
+    to_server: queue.SimpleQueue[tuple[int, int]] | None = None
+    to_worker: queue.SimpleQueue[_Release] = field(default_factory=queue.SimpleQueue)
 
 
 @dataclass
@@ -118,17 +127,18 @@ class InprocTransport(Transport, Links):
         self, pushes: Sequence[Packet], releases: Sequence[bytearray], workers: Sequence[int] | None = None
     ) -> ServerEnd:
         ranks = workers or range(1, 1 + len(pushes))
-        end = _InprocServerEnd(self._hub, ranks, releases)
-        self._hub.pushes.update(zip(ranks, pushes, strict=True))
-        for rank in ranks:
-            self._hub.to_server[rank] = end.arriving
-            self._hub.opened[rank].set()
+        pairs = [self._hub.pair(rank, self.rank) for rank in ranks]
+        end = _InprocServerEnd(self._hub.delivery, ranks, pairs, releases)
+        for pair, push in zip(pairs, pushes, strict=True):
+            pair.push, pair.to_server = push, end.arriving
+            pair.opened.set()
         return end
 
     def worker_end(self, push: Packet, release: Packet, server: int = 0, *, thread: bool = False) -> WorkerEnd:
         del thread
-        self._hub.opened[self.rank].wait(60)
-        return _InprocWorkerEnd(self._hub, (self.rank, server), push, release)
+        pair = self._hub.pair(self.rank, server)
+        pair.opened.wait(60)
+        return _InprocWorkerEnd(pair, (self.rank, server), push, release)
 
     def peer_end(self, ticket: bytearray, tickets: bytearray, sums: Sequence[Tensor]) -> PeerEnd:
         return InprocPeerEnd(self._hub.meetings, self.rank, (ticket, tickets), sums)
@@ -151,8 +161,10 @@ class InprocTransport(Transport, Links):
 
 
 class _InprocServerEnd(ServerEnd):
-    def __init__(self, hub: _Hub, workers: Sequence[int], releases: Sequence[bytearray]) -> None:
-        self._hub, self._workers, self._releases = hub, workers, releases
+    def __init__(
+        self, delivery: float, workers: Sequence[int], pairs: Sequence[_Pair], releases: Sequence[bytearray]
+    ) -> None:
+        self._delivery, self._workers, self._pairs, self._releases = delivery, workers, pairs, releases
         self.arriving: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
         self._on_way: list[_Release] = []
 
@@ -165,7 +177,8 @@ class _InprocServerEnd(ServerEnd):
         except queue.Empty:
             pass
         for rank, arrived in found:
-            packet = self._hub.pushes[rank]
+            packet = self._pairs[self._workers.index(rank)].push
+            assert packet is not None, "it was opened here"
             check_received(packet, sender=rank, kinds=(Kind.PUSH, Kind.LEAVE), arrived=arrived)
             if arrived:
                 packet.parts.stage_in()
@@ -174,9 +187,9 @@ class _InprocServerEnd(ServerEnd):
     def release(self, worker: int, parts: Parts, *, empty: bool = False) -> None:
         if not empty:
             parts.stage_out()
-        sent = _Release(bytes(self._releases[worker]), None if empty else parts, time.monotonic() + self._hub.delivery)
+        sent = _Release(bytes(self._releases[worker]), None if empty else parts, time.monotonic() + self._delivery)
         self._on_way.append(sent)
-        self._hub.to_worker[self._workers[worker]].put(sent)
+        self._pairs[worker].to_worker.put(sent)
 
     def settle(self, parts: Parts, timeout: float) -> bool:
         until = time.monotonic() + timeout
@@ -193,8 +206,8 @@ class _InprocServerEnd(ServerEnd):
 
 
 class _InprocWorkerEnd(WorkerEnd):
-    def __init__(self, hub: _Hub, between: tuple[int, int], push: Packet, release: Packet) -> None:
-        self._hub, self._push, self._release = hub, push, release
+    def __init__(self, pair: _Pair, between: tuple[int, int], push: Packet, release: Packet) -> None:
+        self._pair, self._push, self._release = pair, push, release
         self._rank, self._server = between
         self._ahead: list[Tensor] = []  # copies of the parts that went ahead of the push
 
@@ -220,13 +233,15 @@ class _InprocWorkerEnd(WorkerEnd):
         return True
 
     def _send(self, wire: Sequence[Tensor]) -> None:
-        target = self._hub.pushes[self._rank]
+        target, arriving = self._pair.push, self._pair.to_server
+        assert target is not None, "the server has opened it"
+        assert arriving is not None, "the server has opened it"
         target.header[:] = self._push.header
-        self._hub.to_server[self._rank].put((self._rank, _copy(wire, target.parts)))
+        arriving.put((self._rank, _copy(wire, target.parts)))
 
     def receive(self, timeout: float) -> bool:
         try:
-            sent = self._hub.to_worker[self._rank].get(timeout=timeout)
+            sent = self._pair.to_worker.get(timeout=timeout)
         except queue.Empty:
             return False
         time.sleep(max(0.0, sent.due - time.monotonic()))

@@ -1,0 +1,110 @@
+"""Serves a share of the parameters: does what rank 0 has decided, in its order; knows no MPI."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from stalempi.correction import Correction
+from stalempi.errors import StallError
+from stalempi.holder import Holder, ServerOptions
+from stalempi.orders import Order, read_orders
+from stalempi.pipeline.link import Lane, Links
+from stalempi.replica import Replica
+from stalempi.silence import CHECK_EVERY
+from stalempi.stats import RunStats
+from stalempi.transport.backoff import wait_for
+from stalempi.transport.base import Transport
+from stalempi.transport.message import Header
+
+__all__ = ["Follower"]
+
+
+class Follower(Holder):
+    """A server besides rank 0.
+
+    It asks no policy: each worker sends it the same clock, samples and flags as rank 0, and rank 0 says what becomes of
+    them. So its share goes through the very updates that it would have gone through in rank 0's memory.
+
+    Args:
+        replica: its share.
+        transport, links: reach workers and rank 0.
+        options, correction: as rank 0 has them.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        transport: Transport,
+        links: Links,
+        *,
+        options: ServerOptions,
+        correction: Correction | None = None,
+    ) -> None:
+        super().__init__(replica, transport, options=options, correction=correction)
+        timeout, device = options.stall_timeout, replica.params.storages[0].device
+        self._links_in = links.receiver(0, Lane.ORDER, 1, timeout=timeout, device=device)
+        self._links_out = links.sender(0, Lane.SHARE, 1, timeout=timeout)
+        self._orders: deque[tuple[Order, tuple[int, ...]]] = deque()
+        self._arrived: set[int] = set()  # workers whose message is here and not taken
+        self._heard = self._gathered = 0
+        self._over = False
+        self._stuck_since = 0.0
+
+    def serve(self) -> RunStats:
+        """Serves until rank 0 says that all workers have left.
+
+        Raises StallError if a message that rank 0 has got does not come here.
+        """
+        self._stuck_since = self.options.now()
+        while not self._over:
+            if wait_for(self._go_on, CHECK_EVERY, lambda: bool(self._arrived)):
+                self._stuck_since = self.options.now()
+            elif self._orders and self.options.now() - self._stuck_since > self.options.stall_timeout:
+                rank = self._ranks[self._orders[0][1][0]]
+                raise StallError(
+                    f"server {self._rank}: rank 0 has a push of rank {rank} whose part for this server did not come in "
+                    f"{self.options.stall_timeout:g} s"
+                )
+        self._end.close(self.options.stall_timeout)
+        self._links_out.flush()
+        self._links_in.close()
+        return self.stats
+
+    def _go_on(self) -> bool:
+        """Does what can be done now; returns whether that was anything."""
+        self._arrived.update(self._end.receive(0.0))
+        while self._links_in.ready():
+            (message,) = self._links_in.receive((self._heard, 0))
+            self._heard += 1
+            self._orders.extend(read_orders(message))
+        done = 0
+        while self._orders and self._may(*self._orders[0]):
+            self._do(*self._orders.popleft())
+            done += 1
+        return done > 0
+
+    def _may(self, order: Order, workers: tuple[int, ...]) -> bool:
+        return order not in (Order.TAKE, Order.SKIP) or workers[0] in self._arrived
+
+    def _do(self, order: Order, workers: tuple[int, ...]) -> None:
+        match order:
+            case Order.TAKE | Order.SKIP:
+                self._arrived.remove(workers[0])
+                slot = self._slots[workers[0]]
+                slot.step = Header.unpack(slot.packet.header).step
+                if order is Order.TAKE:
+                    self.take(workers[0])
+            case Order.APPLY:
+                self.apply(workers)
+            case Order.DROP:
+                self.drop(workers[0])
+            case Order.RELEASE | Order.CONTINUE:
+                self.release(workers[0], empty=order is Order.CONTINUE)
+            case Order.DRAIN:
+                self.draining = True
+            case Order.GATHER:
+                self._links_out.send((self._gathered, 0), self.replica.params.storages)
+                self._links_out.flush()
+                self._gathered += 1
+            case Order.END:
+                self._over = True
