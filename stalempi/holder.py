@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from stalempi.clip import Clip
 from stalempi.correction import Correction
@@ -110,6 +111,11 @@ class Holder:
         """Learning rate of the latest update; of the next one where none has been made since the start."""
         rate = float(self.replica.optimizer.param_groups[0]["lr"])
         return rate * self.options.factor(self.stats.samples) if math.isnan(self._factor) else rate
+
+    @property
+    def lingering(self) -> list[Tensor]:
+        """Parameters of before, kept while a release still reads them or until they are used again."""
+        return self._master.lingering
 
     @property
     def slots(self) -> Sequence[Slot]:

@@ -38,6 +38,11 @@ class MasterCopy:
         self.moves = 0
         self._lingering: list[tuple[list[Tensor], Parts]] = []
 
+    @property
+    def lingering(self) -> list[Tensor]:
+        """The storages that the parameters have left."""
+        return [storage for storages, _ in self._lingering for storage in storages]
+
     def make_room(self) -> None:
         """Makes sure that no release reads the parameters that are about to change."""
         if self._settle(self.parts, _PATIENCE):

@@ -18,9 +18,9 @@ from stalempi.transport.message import Flag, Header, Kind
 
 __all__ = ["OVERLAPS", "Worker"]
 
-# How a push moves while backward makes it: MPI is called from the hooks of parameters, or from a thread too, or nothing
-# is sent before `step`.
-OVERLAPS = ("hooks", "thread", "off")
+# How a push moves while backward makes it: MPI is called from the hooks of parameters and from a thread, or only from
+# the hooks, or nothing is sent before `step`.
+OVERLAPS = ("thread", "hooks", "off")
 
 
 class Worker:
@@ -60,7 +60,7 @@ class Worker:
         clip: Clip | None = None,
         group: Group | None = None,
         note: Callable[[], bytes] | None = None,
-        overlap: str = "hooks",
+        overlap: str = "thread",
         run_ahead: bool = False,
     ) -> None:
         self._rank, self._stall_timeout = transport.rank, stall_timeout

@@ -245,5 +245,5 @@ def test_run_ahead_needs_room_in_the_bound(policy: Policy, words: str) -> None:
 def test_run_ahead_and_groups_and_unknown_words_are_refused() -> None:
     with pytest.raises(ConfigError, match="leader"):
         job(lambda *_: None, ASP(), run_ahead=True, group=2)
-    with pytest.raises(ConfigError, match="hooks, thread, off"):
+    with pytest.raises(ConfigError, match="thread, hooks, off"):
         job(lambda *_: None, ASP(), overlap="always")

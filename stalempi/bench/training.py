@@ -32,7 +32,6 @@ from stalempi.logs import log_to_stderr, logger
 from stalempi.policy import Decision, Event, Policy
 from stalempi.shares import check_servers
 from stalempi.simulate.scenarios import find_scenario
-from stalempi.stats import RunStats
 from stalempi.trace import Recorder
 from stalempi.train.data import Data
 from stalempi.train.evaluate import evaluate
@@ -286,7 +285,7 @@ def _lead(options: TrainOptions, data: Data, model: nn.Module, pace: Pace) -> No
             optimizer.serve()
         else:
             _work(options, data, model, optimizer, pace)
-    _finish(options, model, optimizer.stats, optimizer.evaluate(), optimizer.rate)
+    _finish(options, model, optimizer, optimizer.evaluate())
 
 
 def _log_start(options: TrainOptions, data: Data) -> None:
@@ -319,9 +318,9 @@ def _largest_gap(policy: Policy) -> int:
 
 
 def _finish(
-    options: TrainOptions, model: nn.Module, stats: RunStats, evaluation: stalempi.Evaluation, rate: float
+    options: TrainOptions, model: nn.Module, optimizer: stalempi.DistributedOptimizer, evaluation: stalempi.Evaluation
 ) -> None:
-    context = current()
+    context, stats = current(), optimizer.stats
     accuracy, loss = evaluation.curve[-1].accuracy, evaluation.curve[-1].loss
     if not math.isfinite(loss):
         raise stalempi.NonFiniteError(f"the test loss is {loss}: training diverged; lower --lr")
@@ -334,15 +333,25 @@ def _finish(
     labels += [f"--scenario {options.scenario} --iteration-ms {options.iteration_ms:g}"] if options.scenario else []
     if labels:
         headline["emulated"] = ", ".join(labels)
+    if context.is_server:
+        held = {what: nbytes for what, nbytes in optimizer.memory.items() if nbytes}
+        words = " + ".join(f"{what} {nbytes / 2**20:.1f}" for what, nbytes in held.items())
+        headline["server memory"] = f"{sum(held.values()) / 2**20:.1f} MiB: {words}"
     print_summary(stats, headline)
     if not options.out:
         return
     figures = stats.report()
     result: dict[str, object] = {"accuracy": accuracy, "loss": loss, "train_loss": figures.pop("loss"), **figures}
     result |= {
-        "lr": {"asked": options.recipe.lr, "scaled": options.recipe.lr * options.scale(context), "last": rate},
+        "lr": {
+            "asked": options.recipe.lr,
+            "scaled": options.recipe.lr * options.scale(context),
+            "last": optimizer.rate,
+        },
         "curve": [asdict(point) for point in evaluation.curve],
         "snapshots_skipped": evaluation.skipped,
+        "server_memory": optimizer.memory if context.is_server else {},
+        "share_bytes": optimizer.share_bytes,
         "emulated": labels,
         "options": options.report(),
         "environment": environment(context.transport.description) | {"buffers": context.transport.buffers},

@@ -66,7 +66,7 @@ def wire_options(function: F) -> F:
         click.option(
             "--overlap",
             type=click.Choice(list(OVERLAPS)),
-            default="hooks",
+            default="thread",
             show_default=True,
             help="How gradients are sent while backward makes them.",
         ),

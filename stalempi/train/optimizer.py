@@ -21,6 +21,7 @@ from stalempi.correction import Correction
 from stalempi.errors import ConfigError
 from stalempi.follower import Follower
 from stalempi.group import Group, check_groups, check_run_ahead
+from stalempi.memory import server_memory
 from stalempi.orders import Orders
 from stalempi.peer import Peer
 from stalempi.pipeline.link import Links
@@ -70,9 +71,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         context: the rank to be; the one of `init` by default.
         observe: called on rank 0 with each event and the decisions that followed.
         checkpoint: where and when the run is saved, and what it goes on from; see `stalempi.Checkpoint`.
-        overlap: how a push moves while backward makes it: "hooks" calls MPI at each parameter's gradient, "thread" from
-            a thread too, "off" sends nothing before `step`. The first step is watched: if its gradients are not as one
-            backward made them (clipped, accumulated, scaled), nothing is ever sent early.
+        overlap: how a push moves while backward makes it: "thread" calls MPI at each parameter's gradient and from a
+            thread, "hooks" only there, "off" sends nothing before `step`. The first step is watched: if its gradients
+            are not as one backward made them (clipped, accumulated, scaled), nothing is ever sent early.
         run_ahead: whether a worker begins its next iteration on the parameters that it has, while its push and release
             are on their way. That counts as one more iteration in the policy's bound, so SSP and DSSP need one of 1.
         compression: of gradients on their way to the server: "none", "fp16", "bf16", or "topk:SHARE" for the largest
@@ -106,7 +107,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         context: Context | None = None,
         observe: Callable[[Event, list[Decision]], None] | None = None,
         checkpoint: Checkpoint | None = None,
-        overlap: str = "hooks",
+        overlap: str = "thread",
         run_ahead: bool = False,
         compression: str = "none",
     ) -> None:
@@ -320,6 +321,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def stats(self) -> RunStats:
         """What has happened so far (on the server; on every rank where there is none)."""
         return self._worker.stats if isinstance(self._worker, Peer) else self._need_server("stats").stats
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """Bytes that this server holds, see `stalempi.memory.server_memory` (servers only)."""
+        if self._server is None:
+            raise ConfigError(f"memory is for a server, but this is {self._context.role}: see stalempi.is_server()")
+        return server_memory(self._server)
+
+    @property
+    def share_bytes(self) -> list[int]:
+        """Bytes of the parameters that each server holds."""
+        return [replica.params.nbytes for replica in self._replicas]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Zeroes the gradients in place, as views of what is sent; `set_to_none` is torch's and has no effect."""

@@ -271,6 +271,9 @@ class _MpiServerEnd(ServerEnd):
         ]
         self._statuses = [[MPI.Status() for _ in parts] for parts in self._parts]
         self._half_here: set[int] = set()
+        self._expected = set(
+            range(len(pushes))
+        )  # workers whose push may come, and of which not even the header is here
         self._release_headers: Requests = [
             comm.Send_init(header, rank, Tag.RELEASE_HEADER) for rank, header in zip(ranks, releases, strict=True)
         ]
@@ -286,11 +289,17 @@ class _MpiServerEnd(ServerEnd):
             found.extend(self._poll())
             return bool(found)
 
-        wait_for(poll, timeout, lambda: bool(self._half_here))
+        wait_for(poll, timeout, self._is_half_here)
         return found
 
+    def _is_half_here(self) -> bool:
+        """Whether a push has begun to arrive; its parts may come while its header is still to be written."""
+        return bool(self._half_here) or any(self._parts[w] and self._parts[w][0].Get_status() for w in self._expected)
+
     def _poll(self) -> list[int]:
-        self._half_here.update(MPI.Request.Testsome(self._headers) or ())
+        begun = MPI.Request.Testsome(self._headers) or ()
+        self._half_here.update(begun)
+        self._expected.difference_update(begun)
         whole = [w for w in sorted(self._half_here) if _all_here(self._parts[w], self._statuses[w], self._ranks[w])]
         for worker in whole:
             self._half_here.remove(worker)
@@ -305,6 +314,7 @@ class _MpiServerEnd(ServerEnd):
         MPI.Request.Wait(self._release_headers[worker])
         self._pushes[worker].parts.make_room()
         _start([self._headers[worker], *self._parts[worker]])
+        self._expected.add(worker)
         if empty:
             _start([self._release_headers[worker]])
             MPI.Request.Waitall(self._empty)  # tiny, and long gone

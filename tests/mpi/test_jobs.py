@@ -57,6 +57,18 @@ def test_a_worker_paused_in_mid_run_holds_nobody_up_and_loses_nothing(tmp_path: 
     assert int(done.out.split()[1]) > after[0]
 
 
+@pytest.mark.parametrize("flags", [(), TCP], ids=["shared memory", "tcp"])
+def test_a_worker_paused_in_the_middle_of_a_push_loses_nothing(flags: tuple[str, ...]) -> None:
+    done = mpirun(PROGRAMS / "midpush.py", 3, flags=flags, timeout=90)
+    assert done.code == 0, done.err
+    lines = dict(line.split(" ", 1) for line in done.out.splitlines())
+    assert int(lines["sent"].split()[-1]) > 10  # of 50 buckets
+    difference, applied = lines["difference"].split(" ", 1)
+    assert float(difference) < 1e-5
+    assert applied == "[8, 8]"
+    assert done.seconds > 5
+
+
 def _wait_for(path: Path) -> None:
     ends = time.monotonic() + 40
     while not path.exists():
