@@ -251,8 +251,12 @@ class Block:
             yield
             return
         devices = [torch.cuda.current_device()] if self._on_gpu else []
+        seed = hash((self._seed, self.number, *key)) & (2**63 - 1)
         with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(hash((self._seed, self.number, *key)) & (2**63 - 1))
+            # not torch.manual_seed: that asks after every kind of accelerator, half a millisecond in each pass
+            torch.default_generator.manual_seed(seed)
+            if devices:
+                torch.cuda.manual_seed(seed)
             before = None if self._is_random else torch.get_rng_state()
             yield
             self._is_random = before is None or not torch.equal(before, torch.get_rng_state())
