@@ -2,101 +2,37 @@
 
 from __future__ import annotations
 
-import json
-import logging
 import math
-import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import click
 import torch
-from rich.table import Table
 from torch import nn
 
 import stalempi
 from stalempi import preempt
-from stalempi.bench.choice import Choice
+from stalempi.bench.block_report import BlockProgress, BlockTrace, print_blocks
 from stalempi.bench.feed import Feed
-from stalempi.bench.metrics import Sink, check_board, open_sinks
-from stalempi.bench.pace import BlockPace
-from stalempi.bench.progress import console
-from stalempi.bench.recipe import Recipe
-from stalempi.bench.report import check_writable, environment, write_json
+from stalempi.bench.metrics import open_sinks
+from stalempi.bench.output import check_output
+from stalempi.bench.pipeline_options import PipelineOptions
+from stalempi.bench.report import environment, write_json
 from stalempi.context import Context
 from stalempi.errors import ConfigError
 from stalempi.logs import log_to_stderr, logger
 from stalempi.pipeline.actions import Op
-from stalempi.pipeline.dryrun import Done
 from stalempi.pipeline.pipeline import Pipeline, PipelineStats
-from stalempi.pipeline.schedules import Schedule
+from stalempi.silence import default_stall_timeout
 from stalempi.train.checkpoint import CheckpointStore
 from stalempi.train.data import Data
 from stalempi.train.evaluate import Point
-from stalempi.train.keeper import Checkpoint
 from stalempi.train.loss import cross_entropy
 
-__all__ = ["PipelineOptions", "run_block"]
-
-_SHOWN = logging.WARNING  # the rank that has the loss is not rank 0, and says no more than warnings by default
-_PRECISIONS = {"off": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-@dataclass(frozen=True)
-class PipelineOptions:
-    """What the user asked for; see the command's help."""
-
-    method: Callable[[int], Schedule]
-    choice: Choice
-    recipe: Recipe
-    replicas: int
-    split: tuple[int, ...] | tuple[str, ...] | None
-    meta: bool
-    epochs: int
-    samples: int | None
-    batch_size: int
-    running_stats: str
-    loss_scale: float
-    device: str | None
-    slow: tuple[str, ...]
-    pace: Callable[[int], BlockPace]
-    evaluate_every: int | None
-    stall_timeout: float | None
-    checkpoint: Checkpoint | None
-    grace: float
-    trace: Path | None
-    log_interval: float
-    log_level: str | None
-    metrics: Path | None
-    tensorboard: Path | None
-    out: Path | None
-
-    def report(self) -> dict[str, Any]:
-        """Returns the options as result.json holds them."""
-        left_out = ("method", "choice", "recipe", "pace", "checkpoint")
-        plain = {key: value for key, value in self.__dict__.items() if key not in left_out}
-        plain |= {"checkpoint": str(self.checkpoint) if self.checkpoint else None}
-        plain |= asdict(self.choice) | asdict(self.recipe)
-        return {key: str(value) if isinstance(value, Path) else value for key, value in plain.items()}
-
-    def __post_init__(self) -> None:
-        if self.tensorboard is not None:
-            check_board()
-
-    def block_options(self, total: int) -> stalempi.BlockOptions:
-        """Returns how the blocks of a run of `total` global samples compute and are updated."""
-        recipe = self.recipe
-        update = stalempi.UpdateOptions(
-            clip_norm=recipe.clip_norm,
-            clip_value=recipe.clip_value,
-            loss_scale=self.loss_scale if recipe.amp == "fp16" else 1.0,
-            schedule=recipe.factor(total, 1),
-        )
-        autocast = _PRECISIONS[recipe.amp]
-        return stalempi.BlockOptions(self.running_stats, autocast, self.choice.seed, update)
+__all__ = ["run_block"]
 
 
 def run_block(options: PipelineOptions, ranks: int | None) -> None:
@@ -105,8 +41,10 @@ def run_block(options: PipelineOptions, ranks: int | None) -> None:
     if ranks not in (None, context.size):
         raise ConfigError(f"-n {ranks}, but the launcher started {context.size} ranks: leave -n out under a launcher")
     log_to_stderr(context, options.log_level)
-    if context.rank == 0 and options.out:
-        check_writable(options.out)
+    options.check(context.size)
+    if context.rank == 0:
+        check_output(options)
+    context.transport.allgather(b"", options.stall_timeout or default_stall_timeout())  # the folders are there
     data = options.choice.load(context)
     torch.manual_seed(options.choice.seed)
     with torch.device("meta" if options.meta else "cpu"):
@@ -127,9 +65,8 @@ class _Run:
         self._done = self._trained = 0
         self._before = 0.0  # seconds trained before this start
         self._curve: list[Point] = []
-        self._losses: list[float] = []
-        self._events: list[Done] = []
-        self._began = self._saved = self._shown = time.monotonic()
+        self._trace = BlockTrace(_of_rank(options.trace, context.rank)) if options.trace else None
+        self._began = self._saved = time.monotonic()
         self._pace, self._method = options.pace(blocks), options.method(blocks)
         self._pipe = Pipeline(
             model,
@@ -143,7 +80,13 @@ class _Run:
             wants_stop=lambda: preempt.requested() is not None,
             wants_pause=self._save_is_due,
             stretch=self._stretch if self._pace else None,
-            record=self._events.append if options.trace else None,
+            record=self._trace,
+            identity={
+                "model": options.choice.model,
+                "data set": options.choice.dataset,
+                "samples to train on": len(data.train),
+                "batch size": options.batch_size,
+            },
         )
 
     @property
@@ -156,15 +99,23 @@ class _Run:
 
     def go(self) -> None:
         """Trains, evaluates, writes down."""
-        self._resume()
-        self._log_start()
-        tells = self._pipe.is_last and self._pipe.replica == 0
-        sinks = open_sinks(self._metrics_file, self._options.tensorboard, resumed=self._done > 0) if tells else []
+        with self._trace or nullcontext():
+            self._resume()
+            self._log_start()
+            with self._progress() if self._tells else nullcontext() as progress:
+                self._train(progress)
+            seconds = self._seconds
+            if self._store:
+                self._save()
+            self._examine(seconds)
+            self._finish(seconds)
+
+    def _train(self, progress: BlockProgress | None) -> None:
         for batch in range(self._done, self._batches):
             loss = self._pipe.step(*self._feed.training(batch, self._pipe))
             self._done = batch + 1
-            self._losses += [loss] if tells and loss is not None else []
-            self._show(sinks)
+            if progress:
+                progress.add(self._samples, loss)
             if self._pipe.stopping:
                 self._stop()
             if self._pipe.pausing:
@@ -172,13 +123,23 @@ class _Run:
             if self._evaluation_is_due():
                 self._examine()
         self._pipe.drain()
-        seconds = self._seconds
-        if self._store:
-            self._save()
-        self._examine(seconds)
-        for sink in sinks:
-            sink.close()
-        self._finish(seconds)
+
+    @property
+    def _tells(self) -> bool:
+        """Whether this is the rank that knows the loss."""
+        return self._pipe.is_last and self._pipe.replica == 0
+
+    def _progress(self) -> BlockProgress:
+        options = self._options
+        lines = options.metrics or (options.out and options.out / "metrics.jsonl")
+        sinks = open_sinks(lines, options.tensorboard, resumed=self._done > 0)
+        return BlockProgress(
+            options.log_interval, self._feed.whole, self._total, sinks, seconds=lambda: self._seconds, rate=self._rate
+        )
+
+    def _rate(self) -> float | None:
+        optimizer = self._pipe.optimizer
+        return float(optimizer.param_groups[0]["lr"]) if optimizer else None
 
     def _stretch(self, op: Op, step: int, began: float) -> None:
         self._pace.stretch(self._pipe.block, op, step, began, self._method.micro_batches)
@@ -217,10 +178,13 @@ class _Run:
             logger.info("checkpoint %s at %d samples", path, self._samples)
 
     def _resume(self) -> None:
-        found = self._options.checkpoint.find() if self._options.checkpoint else None
-        if found is None:
+        checkpoint = self._options.checkpoint
+        if checkpoint is None:
             return
+        found = checkpoint.find() if self._context.rank == 0 else None
         more = self._pipe.load_checkpoint(found)
+        if more is None:
+            return
         self._done, self._before = int(more["done"]), float(more["seconds"])
         self._trained = self._samples
         self._curve = [Point(**point) for point in more["curve"]]
@@ -256,37 +220,10 @@ class _Run:
                 self._context.device.type,
             )
 
-    @property
-    def _metrics_file(self) -> Path | None:
-        return self._options.metrics or (self._options.out and self._options.out / "metrics.jsonl")
-
-    def _show(self, sinks: Sequence[Sink]) -> None:
-        """Writes how far the run is, on the rank that knows the loss."""
-        now = time.monotonic()
-        if not self._pipe.is_last or self._pipe.replica or now - self._shown < self._options.log_interval:
-            return
-        speed = self._feed.whole * len(self._losses) / (now - self._shown)
-        loss = sum(self._losses) / max(1, len(self._losses))
-        left = (self._total - self._samples) / speed if speed else math.inf
-        self._shown, self._losses = now, []
-        logger.log(
-            _SHOWN,
-            "%d/%d samples  loss %.4f  %.0f samples/s  %.0f s left",
-            self._samples,
-            self._total,
-            loss,
-            speed,
-            left,
-        )
-        row = {"seconds": self._seconds, "samples": self._samples, "loss": loss, "samples_per_second": speed}
-        for sink in sinks:
-            sink.write(row)
-
     def _finish(self, seconds: float) -> None:
         told = self._pipe.gather_stats()
         if self._options.out:
             self._pipe.save(self._options.out / "model.pt.partial")
-        self._write_trace()
         self._pipe.close()
         if self._context.rank:
             return
@@ -297,7 +234,7 @@ class _Run:
             f"run: {seconds:.1f} s, {self._samples} samples, {1e3 * seconds / max(1, self._done):.1f} ms a batch"
         )
         if self._pace:
-            click.echo("emulated: " + self._pace.words())
+            click.echo("emulated: " + ", ".join(self._pace.words()))
         if self._options.out:
             self._write(told, seconds)
 
@@ -312,7 +249,7 @@ class _Run:
             "samples": self._samples,
             "blocks": [asdict(stats) for stats in told],
             "curve": [asdict(each) for each in self._curve],
-            "emulated": self._pace.words() if self._pace else "",
+            "emulated": self._pace.words() if self._pace else [],
             "method": str(self._method),
             "options": self._options.report(),
             "environment": environment(self._context.transport.description),
@@ -320,28 +257,6 @@ class _Run:
         write_json(folder / "result.json", result)
         click.echo(f"written: {folder / 'result.json'}, {folder / 'model.pt'}")
 
-    def _write_trace(self) -> None:
-        """Writes this block's actions, one JSON object a line, times in seconds from the start of the run."""
-        if not self._options.trace:
-            return
-        zero = self._events[0].begin if self._events else 0.0
-        path = self._options.trace.with_name(f"{self._options.trace.name}.{self._context.rank}")
-        with path.open("w", encoding="utf-8") as file:
-            for done in self._events:
-                row = {"block": done.block, "action": str(done.action)}
-                row |= {"begin": round(done.begin - zero, 6), "end": round(done.end - zero, 6)}
-                file.write(json.dumps(row) + "\n")
 
-
-def print_blocks(told: list[PipelineStats], seconds: float) -> None:
-    """Prints a row per block to stdout."""
-    table = Table(box=None, pad_edge=False)
-    for heading in ("block", "steps", "updates", "waiting", "staleness", "held", "versions"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for stats in told:
-        steady = max(stats.staleness, key=lambda updates: stats.staleness[updates], default=0)
-        name = f"{stats.block}" + (f" of copy {stats.replica}" if stats.replica else "")
-        waiting = f"{100 * stats.waited / max(seconds, 1e-9):.0f}%"
-        row = (name, stats.steps, stats.updates, waiting, steady, stats.most_held, stats.versions)
-        table.add_row(*map(str, row))
-    console(sys.stdout).print(table, highlight=False)
+def _of_rank(path: Path, rank: int) -> Path:
+    return path.with_name(f"{path.name}.{rank}")

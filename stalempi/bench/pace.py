@@ -48,13 +48,13 @@ class BlockPace:
         forward, recompute, backward = self.times or (1.0, 1.0, 2.0)
         return [BlockCost(forward, recompute, backward) for _ in self.slow]
 
-    def words(self) -> str:
+    def words(self) -> list[str]:
         """Says what is slower than it is, as the command's options."""
         words = [] if self.times is None else ["--emulate-ms " + ",".join(f"{1e3 * t:g}" for t in self.times)]
         words += [f"--slow {block}={factor:g}" for block, factor in enumerate(self.slow) if factor > 1]
         if self.prob > 0 and self.factor > 1:
             words.append(f"--straggler-prob {self.prob:g} --straggler-factor {self.factor:g}")
-        return ", ".join(words)
+        return words
 
     def stretch(self, block: int, op: Op, step: int, began: float, parts: int) -> None:
         """Sleeps until a computation of `block` that began at `began` has taken as long as it is to take.

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
 
-from stalempi.bench.blocks import PipelineOptions, run_block
+from stalempi.bench.blocks import run_block
 from stalempi.bench.choice import choice_from, choice_options
 from stalempi.bench.keeping import checkpoint_from, checkpoint_options
 from stalempi.bench.launch import is_launched, launch_from, launch_options, relaunch
 from stalempi.bench.options import FiniteRange
 from stalempi.bench.output import check_output, output_options
 from stalempi.bench.pace import BlockPace, parse_emulated, parse_slow_blocks
+from stalempi.bench.pipeline_options import PipelineOptions
 from stalempi.bench.recipe import recipe_from, recipe_options
 from stalempi.entry import parse_device
 from stalempi.errors import ConfigError
 from stalempi.pipeline.dryrun import draw, play
 from stalempi.pipeline.queues import shortest_queues
 from stalempi.pipeline.schedules import METHODS, Schedule, make_schedule
-from stalempi.roles import assign_block
 
 __all__ = ["pipeline"]
 
@@ -30,6 +31,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _positive = FiniteRange(min=0, min_open=True)
 _count = click.IntRange(min=1)
+_UNIT = re.compile(r"[0-9]{1,9}")
 
 
 def _method_options(function: F) -> F:
@@ -104,7 +106,7 @@ def pipeline(**words: Any) -> None:
         raise ConfigError(f"-n {ranks}: a pipeline needs at least 1 rank")
     options = _options_from(words)
     if ranks is not None:
-        _check(options, ranks)
+        options.check(ranks)
     if plan:
         _show_plan(options, ranks)
     elif launched:
@@ -148,23 +150,6 @@ def _method_from(words: dict[str, Any], accumulate: int) -> Callable[[int], Sche
     return method
 
 
-def _check(options: PipelineOptions, ranks: int) -> None:
-    """Raises ConfigError for what can be known before the ranks are started."""
-    if ranks % options.replicas:
-        raise ConfigError(f"-n {ranks} ranks do not divide into {options.replicas} replicas")
-    blocks = ranks // options.replicas
-    assign_block(0, ranks, blocks)
-    parts = options.method(blocks).micro_batches
-    if options.batch_size < parts:
-        raise ConfigError(
-            f"--batch-size {options.batch_size} cannot be cut into {parts} micro-batches: make it larger, or "
-            "--micro-batches smaller"
-        )
-    options.pace(blocks)
-    if options.split is not None and len(options.split) != blocks - 1:
-        raise ConfigError(f"--split has {len(options.split)} cuts for {blocks} block(s): give one less than blocks")
-
-
 def _show_plan(options: PipelineOptions, ranks: int | None) -> None:
     if ranks is None:
         raise ConfigError("--plan needs the number of ranks, as in -n 3")
@@ -206,4 +191,11 @@ def _parse_split(text: str | None) -> tuple[int, ...] | tuple[str, ...] | None:
     if text is None:
         return None
     words = tuple(word.strip() for word in text.split(",") if word.strip())
-    return tuple(int(word) for word in words) if all(word.isdigit() for word in words) else words
+    if all(_UNIT.fullmatch(word) for word in words):
+        return tuple(int(word) for word in words)
+    for word in words:
+        if not all(part.isidentifier() or _UNIT.fullmatch(part) for part in word.split(".")):
+            raise ConfigError(
+                f"--split takes numbers of units, as in 5,9, or names of modules, as in layer2, got {word!r}"
+            )
+    return words

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,6 +16,7 @@ from torch.func import functional_call
 
 from stalempi.errors import ConfigError, NonFiniteError
 from stalempi.pipeline.link import Key
+from stalempi.pipeline.modes import evaluating
 from stalempi.pipeline.schedules import Schedule
 from stalempi.pipeline.update import Updater
 from stalempi.pipeline.weights import Weights
@@ -25,6 +26,7 @@ __all__ = ["Block", "Loss", "Tensors"]
 Tensors = tuple[Tensor, ...]
 Loss = Callable[..., Tensor]
 Pace = Callable[[], None]
+_LOSSES = 1000  # kept, of a run that may take millions
 
 
 @dataclass
@@ -53,7 +55,7 @@ class Block:
 
     Attributes:
         staleness: how many backwards came so many updates after the weights of their forward.
-        losses: of each batch or micro-batch, on the last block.
+        losses: on the last block, of the batches that came through last: means over the samples of each.
         most_held: the most batches or micro-batches between their forward and their backward at once.
     """
 
@@ -74,13 +76,15 @@ class Block:
             raise ConfigError(f"running_stats must be 'recompute' or 'forward', got {running_stats!r}")
         self.module, self.number, self.blocks, self.updater = module, number, blocks, updater
         self.staleness: Counter[int] = Counter()
-        self.losses: list[float] = []
+        self.losses: deque[float] = deque(maxlen=_LOSSES)
+        self._parts: list[tuple[float, int]] = []  # losses and samples of the micro-batches of one batch
         self.most_held = 0
         self._schedule, self._loss, self._autocast, self._seed = schedule, loss, autocast, seed
         self._keeps_graph = schedule.keeps_graph(number, blocks)
         stash = schedule.stashes and schedule.delay(number, blocks) > 0
         self.weights = Weights(updater.parameters, stash=stash, two=stash and schedule.two_versions)
         self._held: dict[Key, _Held] = {}
+        self._draws_from_torch = blocks == 1 and self._keeps_graph  # as plain training does
         self._clones_input: bool | None = None
         self._is_random = False
         self._other = twin = module if self._keeps_graph else _twin(module)
@@ -157,7 +161,7 @@ class Block:
         held = self._held.pop(key)
         assert held.outputs is not None, "a backward needs a forward or a recompute"
         self.staleness[self.weights.version - held.version] += 1
-        targets, seeds = self._targets(held.outputs, gradients)
+        targets, seeds = self._targets(held.outputs, gradients, len(held.inputs[0]))
         weights = self.weights.of(held.version)
         inputs = [x for x in held.inputs if x.requires_grad]
         found: Sequence[Tensor | None] = [None] * (len(inputs) + len(weights))
@@ -180,13 +184,21 @@ class Block:
         for copied, own in zip(self._other.buffers(), self.module.buffers(), strict=True):
             copied.copy_(own)
 
+    def random_state(self) -> list[Tensor]:
+        """Returns the state of torch's own random numbers if the block draws from them, [] if it has its own."""
+        if not self._draws_from_torch:
+            return []
+        return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if self._on_gpu else [])]
+
+    def set_random_state(self, states: Sequence[Tensor]) -> None:
+        """Brings torch's random numbers to where `random_state` found them."""
+        for state, place in zip(states, (torch.set_rng_state, torch.cuda.set_rng_state), strict=False):
+            place(state)
+
     def evaluate(self, inputs: Tensors) -> Tensors:
         """Returns the block's outputs in evaluation mode; nothing is kept."""
-        self.module.eval()
-        with torch.no_grad():
-            outputs = self._run(self.module, inputs, self.weights.parameters)
-        self.module.train()
-        return outputs
+        with evaluating(self.module), torch.no_grad():
+            return self._run(self.module, inputs, self.weights.parameters)
 
     def _settle(self, key: Key) -> None:
         held = self._held[key]
@@ -195,7 +207,7 @@ class Block:
         elif self._side:
             torch.cuda.current_stream().wait_stream(self._side)
 
-    def _targets(self, outputs: Tensors, gradients: Tensors) -> tuple[list[Tensor], list[Tensor] | None]:
+    def _targets(self, outputs: Tensors, gradients: Tensors, samples: int) -> tuple[list[Tensor], list[Tensor] | None]:
         if not self.is_last:
             floating = [output for output in outputs if output.is_floating_point()]
             pairs = [(o, g) for o, g in zip(floating, gradients, strict=True) if o.requires_grad]
@@ -203,10 +215,18 @@ class Block:
         assert self._loss is not None, "the last block has a loss"
         with self._casting(outputs[0].device):
             loss = self._loss(*outputs, *gradients)
-        self.losses.append(float(loss.detach()))
-        if not math.isfinite(self.losses[-1]):
-            raise NonFiniteError(f"the loss is {self.losses[-1]}: training diverged; lower the learning rate")
+        self._note_loss(float(loss.detach()), samples)
         return [self.updater.scale_loss(loss)], None
+
+    def _note_loss(self, loss: float, samples: int) -> None:
+        if not math.isfinite(loss):
+            raise NonFiniteError(f"the loss is {loss}: training diverged; lower the learning rate")
+        self._parts.append((loss, samples))
+        if len(self._parts) == self._schedule.micro_batches:
+            total = sum(samples for _, samples in self._parts)
+            # a share first: the only part of a batch has exactly its own loss
+            self.losses.append(sum(loss * (samples / total) for loss, samples in self._parts))
+            self._parts.clear()
 
     def _leaves(self, inputs: Tensors) -> Tensors:
         """Makes the inputs those that gradients are taken by; the data of the first block needs none."""
@@ -243,16 +263,17 @@ class Block:
 
     @contextmanager
     def _randomness(self, key: Key) -> Iterator[None]:
-        """Gives a batch the same random numbers in forward and recompute, on any rank; leaves the user's stream alone.
-
-        A model of one block that is not recomputed draws from torch's own stream, as plain training does.
-        """
-        if self.blocks == 1 and self._keeps_graph:
+        """Gives a batch the same random numbers in forward and recompute, on any rank; torch's own stream stays."""
+        if self._draws_from_torch:
             yield
             return
         devices = [torch.cuda.current_device()] if self._on_gpu else []
+        seed = hash((self._seed, self.number, *key)) & (2**63 - 1)
         with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(hash((self._seed, self.number, *key)) & (2**63 - 1))
+            # not torch.manual_seed: that asks after every kind of accelerator, half a millisecond in each pass
+            torch.default_generator.manual_seed(seed)
+            if devices:
+                torch.cuda.manual_seed(seed)
             before = None if self._is_random else torch.get_rng_state()
             yield
             self._is_random = before is None or not torch.equal(before, torch.get_rng_state())

@@ -115,11 +115,10 @@ def build_runner(  # noqa: PLR0913 - made in two places
     record: Callable[[Done], None] | None = None,
     progress: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Runner:
-    """Puts block `number` of `blocks` together, in training mode; `loss` is used by the last one.
+    """Puts block `number` of `blocks` together; `loss` is used by the last one.
 
-    `progress` keeps messages moving during a computation.
+    Its modules stay in the modes that they are in. `progress` keeps messages moving during a computation.
     """
-    module.train()
     parameters = trained(module)
     apart = ends.tie.names if ends.tie else ()
     own = [p for name, p in parameters.items() if name not in apart]

@@ -44,7 +44,7 @@ def check_split(model: nn.Module, boundaries: Sequence[int] | Sequence[str] | No
     """Raises ConfigError if the model cannot be cut so into so many blocks."""
     if boundaries is not None and len(boundaries) != blocks - 1:
         raise ConfigError(f"split has {len(boundaries)} boundaries for {blocks} block(s): give one less than blocks")
-    if boundaries is None or not _are_names(boundaries):
+    if blocks > 1 and (boundaries is None or not _are_names(boundaries)):
         units = len(flatten(model))
         if units < blocks:
             raise ConfigError(f"{blocks} blocks of a model of {units} unit(s): start fewer ranks")
@@ -64,7 +64,7 @@ def choose_plan(
         return Plan(list(boundaries), shapes, dtypes)  # type: ignore[arg-type]
     if not _is_meta(model):
         model.to(device)
-    costs = measure(model.train(), inputs[0])
+    costs = measure(model, inputs[0])
     hidden = not schedule.recomputes or schedule.overlaps
     return Plan(list(best_boundaries(costs, blocks, recompute_hidden=hidden)), shapes, dtypes)
 

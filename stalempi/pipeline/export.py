@@ -20,6 +20,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
 from stalempi.errors import ConfigError
+from stalempi.pipeline.modes import evaluating, keeping_modes
 from stalempi.pipeline.split import Blocks, part_ties
 
 __all__ = ["split_exported"]
@@ -32,13 +33,14 @@ def split_exported(model: nn.Module, sample: tuple[Tensor, ...], points: Sequenc
     """Cuts `model` before each of its modules named in `points`; it is used up, as by `split`.
 
     Args:
-        model: any that torch.export can trace; in training mode.
+        model: any that torch.export can trace.
         sample: arguments of one forward, on the model's device. Their sizes are fixed where the model reads them, so
             take the batch size of training.
         points: names of modules, as in `layer2.0`.
 
     Modules that take one argument and hold no others (convolutions, BatchNorm, dropout) are in the blocks themselves,
-    so that `train()` and `eval()` reach them; the code between them is traced in training mode.
+    so that `train()` and `eval()` reach them, and stay in the mode they are in; the code between them is traced in
+    training mode.
 
     Raises ConfigError if a point is none, the model cannot be traced, a value is used beyond the next block, or
     evaluation could not be told from training.
@@ -52,6 +54,11 @@ def split_exported(model: nn.Module, sample: tuple[Tensor, ...], points: Sequenc
             )
     if not points or len(set(points)) < len(points):
         raise ConfigError(f"split points {list(points)}: give at least one, each once")
+    with keeping_modes(model):
+        return _split(model, sample, points)
+
+
+def _split(model: nn.Module, sample: tuple[Tensor, ...], points: Sequence[str]) -> Blocks:
     with torch.no_grad():
         expected = _leaves(model.eval()(*sample))
     pipe = _traced(model.train(), sample, points)
@@ -159,9 +166,9 @@ def _compare(blocks: Sequence[nn.Module], sample: tuple[Tensor, ...], expected: 
     """Refuses blocks that in evaluation do not do what the model did."""
     values: Any = sample
     for block in blocks:
-        made = block.eval()(*values)
+        with evaluating(block):
+            made = block(*values)
         values = made if isinstance(made, tuple) else (made,)
-        block.train()
     results = _leaves(values)
     same = len(results) == len(expected) and all(
         a.shape == b.shape and float((a - b).norm()) <= 1e-3 * float(b.norm())

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from stalempi.errors import ConfigError
-from stalempi.pipeline.split import Blocks, Tie, Unit, flatten
+from stalempi.pipeline.split import Blocks, Tie, Unit, flatten, is_plain
 
 __all__ = ["fill_unit", "materialise"]
 
@@ -33,7 +33,8 @@ def materialise(blocks: Blocks, number: int, *, seed: int, device: torch.device)
     block = blocks.modules[number]
     starts = [0, *blocks.boundaries]
     shared = _shared_keys(block)
-    for index, unit in enumerate(flatten(block), starts[number]):
+    units = flatten(block) if is_plain(block) else [Unit("", block)]  # a model of one block need not be sequential
+    for index, unit in enumerate(units, starts[number]):
         fill_unit(unit, index, seed=seed, device=device)
     for first, *others in shared:  # new parameters were made for each place
         for key in others:
@@ -52,7 +53,7 @@ def fill_unit(unit: Unit, index: int, *, seed: int, device: torch.device) -> Non
     """Gives `unit`, the `index`-th of its model, the values that `seed` means, on `device`."""
     for name, part in unit.module.named_modules():
         if _own_tensors(part) and _reset_of(part) is None:
-            place = f"{unit.name}.{name}".rstrip(".")
+            place = f"{unit.name}.{name}".strip(".") or "the model"
             raise ConfigError(
                 f"{place}, a {type(part).__name__}, has no reset_parameters(), so it cannot be built on the meta "
                 "device and filled in: add it, or build the whole model on every rank"
@@ -69,9 +70,8 @@ def fill_unit(unit: Unit, index: int, *, seed: int, device: torch.device) -> Non
                 reset()
     for key, tensor in tensors.items():
         if _is_unset(tensor):
-            raise ConfigError(
-                f"{unit.name}.{key} is not set by reset_parameters() of its module: let it set all it has"
-            )
+            place = f"{unit.name}.{key}".lstrip(".")
+            raise ConfigError(f"{place} is not set by reset_parameters() of its module: let it set all it has")
     unit.module.to(device)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -24,7 +24,7 @@ from stalempi.pipeline.evaluation import Score, evaluate_block
 from stalempi.pipeline.link import Lane, Links, Note
 from stalempi.pipeline.replicas import Replicas
 from stalempi.pipeline.runner import Runner, Stretch
-from stalempi.pipeline.saving import block_state, load_block
+from stalempi.pipeline.saving import block_state, check_same, copy_state, load_block
 from stalempi.pipeline.schedules import BP, Schedule
 from stalempi.pipeline.split import Tie, merge_state_dicts
 from stalempi.pipeline.wiring import Wiring
@@ -86,6 +86,8 @@ class Pipeline:
         wants_pause: whether to empty the pipe, as for a checkpoint: called in each step of rank 0.
         stretch: makes computations longer, for experiments.
         record: called with every action that is done.
+        identity: what a run that resumes from a checkpoint must have in common with the one that saved it, besides
+            method, blocks, replicas and seed: plain values by name, as in {"batch size": 32}.
 
     Attributes:
         block, blocks, replica: which block of how many this rank holds, of which copy of the pipeline.
@@ -111,6 +113,7 @@ class Pipeline:
         wants_pause: Callable[[], bool] = lambda: False,
         stretch: Stretch | None = None,
         record: Callable[[Done], None] | None = None,
+        identity: Mapping[str, str | int | None] | None = None,
     ) -> None:
         self._context = _with_blocks(context or contexts.current(), replicas)
         role, transport = self._context.role, self._context.transport
@@ -130,6 +133,14 @@ class Pipeline:
         self._split, self._make_optimizer, self._loss = split, optimizer, loss
         self._send_labels, self._options = send_labels, options or BlockOptions()
         self._stretch, self._record = stretch, record
+        self._identity = {
+            "method": str(self._method),
+            "batches an update": self._method.accumulate,
+            "blocks": blocks,
+            "replicas": replicas,
+            "seed": self._options.seed,
+            **(identity or {}),
+        }
         self._wants_stop, self._wants_pause = wants_stop, wants_pause
         self._wishes: Wishes | None = None
         self._ties: tuple[Tie, ...] = ()
@@ -191,7 +202,7 @@ class Pipeline:
             x: the batch, used on the first rank.
             y: its labels, used on the last rank, or on the first with `send_labels`.
 
-        Returns the loss of the batch that came through last, on the last rank; None elsewhere.
+        Returns the loss of the batch that came through last, a mean over its samples, on the last rank; None elsewhere.
         """
         if self._closed or self.stopping:
             raise ConfigError("this pipeline takes no more batches: it is closed, or has been asked to stop")
@@ -262,7 +273,7 @@ class Pipeline:
             torch.save(state, path)
 
     def save_checkpoint(self, store: CheckpointStore, more: dict[str, Any] | None = None) -> Path | None:
-        """Drains, then writes all that training needs to go on, one part a block; every rank calls it.
+        """Drains, then writes all that training needs to go on, one part a block and copy; every rank calls it.
 
         Args:
             store: where; a folder that all ranks share.
@@ -280,35 +291,44 @@ class Pipeline:
         name = self._tell(name)[0]
         if self.replica == 0:
             store.write_part(name, f"block-{self.block}", block_state(self._runner))
+        else:
+            store.write_part(name, self._copy_part, copy_state(self._runner))
         self._tell(None)  # all parts are there
         if not is_root:
             return None
-        run = {"plan": asdict(self._plan), "method": str(self._method), "blocks": self.blocks, "more": more or {}}
-        store.write_part(name, "run", run)
+        store.write_part(name, "run", {"plan": asdict(self._plan), "identity": self._identity, "more": more or {}})
         return store.commit(name)
 
-    def load_checkpoint(self, path: Path) -> dict[str, Any]:
-        """Goes on from a checkpoint, before the first step; every rank calls it. Returns what `more` was.
+    @property
+    def _copy_part(self) -> str:
+        return f"block-{self.block}-copy-{self.replica}"
 
-        Raises ConfigError if it is of another model, method or number of blocks.
+    def load_checkpoint(self, path: Path | None) -> dict[str, Any] | None:
+        """Goes on from a checkpoint, before the first step; every rank calls it.
+
+        Args:
+            path: of the checkpoint, as rank 0 knows it: the other ranks use what rank 0 gives. None: start fresh.
+
+        Returns what `more` was, on every rank; None to start fresh.
+
+        Raises ConfigError if it is of another model, method, number of blocks or replicas, seed or `identity`.
         """
         if self.step_count:
             raise ConfigError("a checkpoint is loaded before the first step")
+        found = self._tell(path and str(path))[0]  # a rank may see an older state of a shared folder
+        if found is None:
+            return None
+        path = Path(found)
         run = CheckpointStore.load_part(path, "run")
-        ours = (str(self._method), self.blocks)
-        theirs = (run.get("method"), run.get("blocks")) if isinstance(run, dict) else (None, None)
-        if ours != theirs:
-            raise ConfigError(
-                f"checkpoint {path} is of {theirs[0]} on {theirs[1]} block(s), this is {ours[0]} on {ours[1]}: resume "
-                "it as it was, or start fresh"
-            )
+        check_same(path, run.get("identity", {}) if isinstance(run, dict) else {}, self._identity)
         plan = Plan(**run["plan"])
         if self._runner is None:
             self._begin(plan)
         elif self._plan and self._plan.boundaries != plan.boundaries:
             raise ConfigError(f"checkpoint {path} was cut at {plan.boundaries}, this model at {self._plan.boundaries}")
         assert self._runner is not None, "begun"
-        load_block(self._runner, CheckpointStore.load_part(path, f"block-{self.block}"))
+        own = CheckpointStore.load_part(path, self._copy_part) if self.replica else None
+        load_block(self._runner, CheckpointStore.load_part(path, f"block-{self.block}"), own)
         return dict(run["more"])
 
     def gather_stats(self) -> list[PipelineStats]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,7 +13,22 @@ from stalempi.pipeline.predictor import Predictor
 from stalempi.pipeline.runner import Runner
 from stalempi.pipeline.update import Updater
 
-__all__ = ["block_state", "load_block"]
+__all__ = ["block_state", "check_same", "copy_state", "load_block"]
+
+
+def check_same(path: Path, saved: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+    """Raises ConfigError if a run is not what the one that wrote the checkpoint `path` was, with what differs of both.
+
+    Args:
+        path: named in the error.
+        saved, ours: what has to be the same, by its name in words.
+    """
+    names = [name for name in {**ours, **saved} if saved.get(name) != ours.get(name)]
+    if names:
+        theirs, mine = (", ".join(f"{name} {each.get(name)}" for name in names) for each in (saved, ours))
+        raise ConfigError(
+            f"checkpoint {path} is of {theirs}, this run is of {mine}: resume it as it was, or start fresh"
+        )
 
 
 def block_state(runner: Runner) -> dict[str, Any]:
@@ -22,17 +39,33 @@ def block_state(runner: Runner) -> dict[str, Any]:
         "updater": _updater_state(runner.block.updater),
         "tied": _updater_state(runner.tied.updater) if runner.tied else None,
         "predictor": _predictor_state(runner.predictor),
+        "random": runner.block.random_state(),
         "batches": runner.batches,
     }
 
 
-def load_block(runner: Runner, state: dict[str, Any]) -> None:
+def copy_state(runner: Runner) -> dict[str, Any]:
+    """Returns what a block of a later copy of the pipeline does not have in common with the first copy's."""
+    state, parameters = block_state(runner), dict(runner.block.module.named_parameters(remove_duplicate=False))
+    state["module"] = {key: value for key, value in state["module"].items() if key not in parameters}
+    return {part: state[part] for part in ("module", "predictor", "random")}
+
+
+def load_block(runner: Runner, state: dict[str, Any], own: dict[str, Any] | None = None) -> None:
     """Brings a block that has done nothing yet to where `block_state` found another one.
+
+    Args:
+        runner: of the block.
+        state: of the first copy's.
+        own: what `copy_state` returned, in a later copy of the pipeline.
 
     Raises ConfigError if that was a block of another model or method.
     """
     try:
+        if own:
+            state = {**state, **own, "module": {**state["module"], **own["module"]}}
         runner.block.load(state["module"])
+        runner.block.set_random_state(state["random"])
         _load_updater(runner.block.updater, state["updater"])
         if runner.tied:
             _load_updater(runner.tied.updater, state["tied"])

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from stalempi.errors import ConfigError
 from stalempi.pipeline.partition import check_boundaries
 
-__all__ = ["Blocks", "Tie", "Unit", "flatten", "merge_state_dicts", "part_ties", "split"]
+__all__ = ["Blocks", "Tie", "Unit", "flatten", "is_plain", "merge_state_dicts", "part_ties", "split"]
 
 
 class Unit(NamedTuple):
@@ -61,7 +61,7 @@ def flatten(model: nn.Module) -> list[Unit]:
 
     Raises ConfigError if `model` cannot be opened or is empty.
     """
-    if not _is_plain(model):
+    if not is_plain(model):
         raise ConfigError(
             f"a {type(model).__name__} is no plain nn.Sequential, so there is nothing to cut between: "
             "make it one, or split it with split_exported"
@@ -73,13 +73,15 @@ def flatten(model: nn.Module) -> list[Unit]:
 
 
 def split(model: nn.Module, boundaries: Sequence[int]) -> Blocks:
-    """Cuts `model` before each unit whose index is in `boundaries`; without any it is one block.
+    """Cuts `model` before each unit whose index is in `boundaries`; without any, any model is one block.
 
     The model is used up: its modules are the blocks' own from now on. A parameter that units of several blocks share
     becomes a copy in each of them, named in `Blocks.ties`.
 
     Raises ConfigError if the model cannot be opened, a boundary is none, or a module with state is in two blocks.
     """
+    if not boundaries:
+        return Blocks((model,), (), ())
     units = flatten(model)
     cuts = check_boundaries(boundaries, len(units))
     blocks = tuple(_nest(units[i:j], training=model.training) for i, j in pairwise([0, *cuts, len(units)]))
@@ -132,7 +134,8 @@ def part_ties(blocks: Sequence[nn.Module]) -> tuple[Tie, ...]:
     return tuple(ties)
 
 
-def _is_plain(module: nn.Module) -> bool:
+def is_plain(module: nn.Module) -> bool:
+    """Whether a module is an `nn.Sequential` that does no more than call its children in order."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     own_state = {**module._parameters, **module._buffers}
     return type(module).forward is nn.Sequential.forward and not any(hooks) and not own_state
@@ -143,7 +146,7 @@ def _units(model: nn.Module, prefix: str) -> list[Unit]:
     # not named_children: that leaves out a module's second appearance
     for name, module in model._modules.items():
         assert module is not None
-        opened = _units(module, f"{prefix}{name}.") if _is_plain(module) else [Unit(prefix + name, module)]
+        opened = _units(module, f"{prefix}{name}.") if is_plain(module) else [Unit(prefix + name, module)]
         units.extend(opened)
     return units
 

@@ -163,7 +163,7 @@ def _is_whole(path: Path) -> bool:
 
 
 def _is_numbered(path: Path) -> bool:
-    return path.name.rpartition("-")[2].isdigit()
+    return path.name.rpartition("-")[2].isdecimal()
 
 
 @contextmanager

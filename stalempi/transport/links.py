@@ -7,7 +7,9 @@ receives are posted first as the schedule can have messages on their way.
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -46,6 +48,7 @@ _HEADER = _FIXED + MAX_TENSORS * (2 + _MAX_DIMS)
 _FIRST_TAG = Tag.NOBODY + 1  # above those of the data-parallel messages
 
 Header = NDArray[np.int64]
+Bytes = NDArray[np.uint8]
 
 
 class Progress:
@@ -62,7 +65,6 @@ class Progress:
         self.lock = threading.RLock()
         self._comm, self._every = comm, every
         self._wanted = threading.Event()
-        self._idle = threading.Event()
         threading.Thread(target=self._run, name="stalempi-progress", daemon=True).start()
 
     @contextmanager
@@ -90,16 +92,16 @@ class Progress:
             with self.lock:
                 if self._wanted.is_set():
                     self._comm.Iprobe(MPI.ANY_SOURCE, Tag.NOBODY)
-            self._idle.wait(self._every)
+            time.sleep(self._every)
 
 
 def _tags(lane: Lane) -> tuple[int, int]:
     return _FIRST_TAG + 2 * lane, _FIRST_TAG + 2 * lane + 1
 
 
-def _pieces(tensor: Tensor, room: int) -> list[Tensor]:
+def _pieces(tensor: Tensor, room: int) -> list[Bytes]:
     """Returns a contiguous tensor's memory as messages: as many as `room` bytes would take, the last ones empty."""
-    flat = tensor.reshape(-1).view(torch.uint8)
+    flat = tensor.reshape(-1).view(torch.uint8).numpy()  # MPI takes an array sooner than a tensor
     return [flat[at : at + MAX_BUCKET_BYTES] for at in range(0, max(room, 1), MAX_BUCKET_BYTES)]
 
 
@@ -147,7 +149,7 @@ class MpiSender(Sender):
     def flush(self) -> None:
         self._wait(0)
 
-    def _cut(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def _cut(self, tensors: Sequence[Tensor]) -> list[Bytes]:
         """Cuts tensors into the messages that the receives which are posted expect."""
         rooms = [t.nbytes for t in tensors] if self._limits is None else [room for _, room in self._limits]
         return [piece for tensor, room in zip(tensors, rooms, strict=True) for piece in _pieces(tensor, room)]
@@ -309,19 +311,18 @@ class MpiReceiver(Receiver):
         ):
             raise ProtocolError(f"rank {self._rank} sent {shapes}, which does not fit what was agreed on")
         return tuple(
-            buffer[: _nbytes(shape, dtype)].view(dtype).reshape(shape).to(self._device)
+            buffer[: _nbytes(shape, dtype)].view(dtype).view(shape).to(self._device)
             for (shape, dtype), buffer in zip(shapes, slot.buffers, strict=True)
         )
 
 
 def _shapes(header: Header) -> list[tuple[list[int], torch.dtype]]:
-    found = []
-    for place in range(int(header[_FIXED - 1])):
+    found, words = [], header.tolist()
+    for place in range(words[_FIXED - 1]):
         at = _FIXED + place * (2 + _MAX_DIMS)
-        dims = int(header[at + 1])
-        found.append(([int(n) for n in header[at + 2 : at + 2 + dims]], _DTYPES[int(header[at])]))
+        found.append((words[at + 2 : at + 2 + words[at + 1]], _DTYPES[words[at]]))
     return found
 
 
 def _nbytes(shape: Sequence[int], dtype: torch.dtype) -> int:
-    return int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    return math.prod(shape) * dtype.itemsize

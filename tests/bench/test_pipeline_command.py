@@ -38,6 +38,10 @@ def run(*words: str) -> str:
         ("-n 6 --method 2bw --micro-batches 4", "at least as many micro-batches as blocks"),
         ("-n 3 --replicas 2", "do not divide into 2 replicas"),
         ("-n 3 --split 1", "one less than blocks"),
+        ("-n 3 --split 2,²", "--split takes numbers of units, as in 5,9, or names of modules, as in layer2, got '²'"),
+        ("-n 2 --split ٣", "got '٣'"),
+        ("-n 2 --split -1", "got '-1'"),
+        (f"-n 2 --split {'9' * 5000}", "names of modules"),
         ("-n 3 --slow 3=2", "blocks are 0 to 2"),
         ("-n 3 --slow 1=x", "--slow takes BLOCK=FACTOR"),
         ("-n 3 --emulate-ms 20,20", "--emulate-ms takes F,R,B"),
@@ -84,6 +88,7 @@ def test_one_random_block_is_slow_in_each_step_the_same_on_every_rank() -> None:
 
 def test_what_is_slower_is_said_as_options() -> None:
     pace = BlockPace((0.02, 0.02, 0.04), (1.0, 1.5), prob=0.5, factor=2.0)
-    assert pace.words() == "--emulate-ms 20,20,40, --slow 1=1.5, --straggler-prob 0.5 --straggler-factor 2"
+    words = ["--emulate-ms 20,20,40", "--slow 1=1.5", "--straggler-prob 0.5 --straggler-factor 2"]
+    assert pace.words() == words
     assert pace._own(Op.FORWARD, 0.001, 4) == pytest.approx(0.005)
     assert pace._own(Op.UPDATE, 0.001, 4) == 0.0

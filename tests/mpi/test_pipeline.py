@@ -86,13 +86,19 @@ def test_a_pipeline_goes_on_from_a_checkpoint_bit_for_bit(tmp_path: Path) -> Non
     assert done.code == 0, done.err
     lines = done.out.splitlines()
     assert len([line for line in lines if line.endswith(" differ")]) == 3 * 5, done.out
-    assert len([line for line in lines if "is of dsp(1,1,0;4,2,0) on 3 block(s), this is fr on 3" in line]) == 3
+    assert len([line for line in lines if "is of method dsp(1,1,0;4,2,0), this run is of method fr:" in line]) == 3
+
+
+def test_copies_go_on_with_the_statistics_predictors_and_random_numbers_that_each_had(tmp_path: Path) -> None:
+    done = mpirun(PROGRAM.with_name("pipeline_resume.py"), 4, str(tmp_path), "copies", env=EACH, timeout=120)
+    assert done.code == 0, done.err
+    assert len([line for line in done.out.splitlines() if line.endswith(" differ")]) == 4 * 3, done.out
 
 
 def test_the_command_stops_at_a_signal_with_code_75_and_goes_on(tmp_path: Path) -> None:
     words = ["-m", "stalempi.bench", "pipeline", "--method", "dsp", "--model", "cnn", "--epochs", "20", "--out"]
     words += [str(tmp_path / "out"), "--checkpoint-dir", str(tmp_path / "saved"), "--checkpoint-every", "1000"]
-    words += ["--checkpoint-keep", "3"]
+    words += ["--checkpoint-keep", "3", "--trace", str(tmp_path / "trace")]
     running = start([*words, "--emulate-ms", "2,2,4"], 3)
     until = time.monotonic() + 100
     while not any((tmp_path / "saved").glob("checkpoint-*")):
@@ -102,6 +108,16 @@ def test_the_command_stops_at_a_signal_with_code_75_and_goes_on(tmp_path: Path) 
     done = running.finish(160)
     assert "asked to stop at" in done.err, done.err
     assert done.code == 75
+    rows = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["lr"] == 0.02
+    for block in range(3):
+        lines = (tmp_path / f"trace.{block}").read_text().splitlines()
+        updates = [line for line in lines if json.loads(line)["action"].startswith("U")]
+        assert len(updates) == rows[-1]["samples"] // 32, "what happened until the signal"
+    done = mpirun([*words, "--batch-size", "16"], 3, timeout=120)
+    assert done.code == 2
+    assert "is of batch size 32, this run is of batch size 16: resume it as it was" in done.err
+    assert done.err.count("error:") == 1
     done = mpirun(words, 3, timeout=120)
     assert done.code == 0, done.err
     assert "going on from" in done.err
@@ -111,3 +127,18 @@ def test_the_command_stops_at_a_signal_with_code_75_and_goes_on(tmp_path: Path) 
     assert found["samples"] == 20 * 44 * 32
     assert found["accuracy"] > 0.9
     assert len(list((tmp_path / "saved").glob("checkpoint-*"))) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--trace /nowhere/x", "--trace /nowhere/x: there is no folder /nowhere"),
+        ("--method gpipe --batch-size 3", "--batch-size 3 cannot be cut into 4 micro-batches"),
+    ],
+)
+def test_ranks_started_by_hand_find_at_the_start_what_cannot_be(words: str, said: str) -> None:
+    done = mpirun(["-m", "stalempi.bench", "pipeline", *words.split()], 2, timeout=60)
+    assert done.code == 2, done.err
+    assert said in done.err
+    assert done.err.count("error:") == 1
+    assert "Traceback" not in done.err

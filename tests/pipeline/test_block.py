@@ -475,9 +475,19 @@ def test_the_last_block_computes_the_loss_of_its_labels() -> None:
     leaf = x.clone().requires_grad_()
     loss = loss_of(block.module(leaf), y)
     loss.backward()
-    assert block.losses == [float(loss.detach())], "as the user knows it, not scaled"
+    assert list(block.losses) == [float(loss.detach())], "as the user knows it, not scaled"
     assert leaf.grad is not None
     assert torch.allclose(below, 8 * leaf.grad), "error gradients travel scaled"
+
+
+def test_of_a_long_run_only_the_latest_losses_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stalempi.pipeline.block._LOSSES", 3)
+    block = make(nn.Linear(6, 3), GPipe(2), 2)
+    for batch in range(5):
+        for micro, samples in ((0, 3), (1, 1)):
+            once(block, (batch, micro), (draw(samples, 6),), (torch.zeros(samples, dtype=torch.int64),))
+    assert len(block.losses) == 3
+    assert block._parts == []
 
 
 def test_which_pass_updates_running_statistics_is_checked() -> None:

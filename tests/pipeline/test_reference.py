@@ -343,7 +343,7 @@ def test_a_drain_leaves_nothing_inside_and_training_goes_on_after_it(blocks: int
             assert not runner._here
             assert runner.batches == 7
             assert sum(runner.block.staleness.values()) == 7 * schedule.micro_batches
-        assert len(found.runners[-1].block.losses) == 7 * schedule.micro_batches
+        assert len(found.runners[-1].block.losses) == 7
 
 
 def test_a_pipe_drained_after_every_batch_is_bp() -> None:
@@ -559,4 +559,4 @@ def learn(blocks: int, schedule: Schedule, options: BlockOptions) -> list[float]
     """Returns the losses while classes that are easy to see are learnt."""
     x, _ = batches(1, 24)[0]
     found = run(make_blocks(blocks), schedule, [(x, x[:, :3].argmax(1))] * 30, sgd, options=options)
-    return found.runners[-1].block.losses
+    return list(found.runners[-1].block.losses)

@@ -1,4 +1,8 @@
-"""Saves pipelines half way, goes on, goes on again from what was saved; prints what differs, which must be nothing."""
+"""Saves pipelines half way, goes on, goes on again from what was saved; prints what differs, which must be nothing.
+
+pipeline_resume.py FOLDER           a block on each of three ranks
+pipeline_resume.py FOLDER copies    a copy of the pipeline on every two ranks, each with statistics of its own
+"""
 
 from __future__ import annotations
 
@@ -42,6 +46,45 @@ def pipeline(method: stalempi.Schedule) -> stalempi.Pipeline:
     return stalempi.Pipeline(net(), optimizer=adam, loss=cross_entropy, method=method, split=[2, 4], options=options)
 
 
+def copies(method: stalempi.Schedule) -> stalempi.Pipeline:
+    torch.manual_seed(0)
+    parts = (nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Dropout(0.2), nn.ReLU(), nn.Linear(6, 6), nn.BatchNorm1d(6))
+    model = nn.Sequential(*parts, nn.Linear(6, 7))
+    replicas = context.size // 2 if method.predicts or isinstance(method, stalempi.DSP) else context.size
+    cuts = [4] if replicas < context.size else []
+    return stalempi.Pipeline(model, optimizer=adam, loss=cross_entropy, method=method, split=cuts, replicas=replicas)
+
+
+def own_batches(replica: int) -> list[tuple[Tensor, Tensor]]:
+    draws = torch.Generator().manual_seed(replica)
+    return [(torch.randn(8, 5, generator=draws), torch.randint(0, 7, (8,), generator=draws)) for _ in range(20)]
+
+
+def go_on_with_copies(method: stalempi.Schedule, store: CheckpointStore) -> None:
+    """Prints in what a copy's own block that was resumed differs from the unbroken one."""
+    with copies(method) as pipe:
+        data = own_batches(pipe.replica)
+        for number, (x, y) in enumerate(data):
+            if number == 10:
+                pipe.save_checkpoint(store)
+            pipe.step(x, y)
+        pipe.drain()
+        unbroken = {key: value.clone() for key, value in pipe.module.state_dict().items()}
+    with copies(method) as pipe:
+        pipe.load_checkpoint(store.newest() if context.rank == 0 else None)
+        for x, y in data[10:]:
+            pipe.step(x, y)
+        pipe.drain()
+        again = pipe.module.state_dict()
+        differ = [key for key in unbroken if not torch.equal(unbroken[key], again[key])]
+    print(context.rank, method, len(again), "differ", *differ, flush=True)
+
+
+if sys.argv[2:] == ["copies"]:
+    for number, method in enumerate((stalempi.DSP((1, 0), (2, 0)), stalempi.DNI(), stalempi.BP())):
+        go_on_with_copies(method, CheckpointStore(FOLDER / str(number)))
+    sys.exit()
+
 METHODS = [stalempi.DSP((1, 1, 0), (4, 2, 0)), stalempi.DNI(), stalempi.TwoBW(4), stalempi.PipeDream(), stalempi.BP()]
 for number, method in enumerate(METHODS):
     store = CheckpointStore(FOLDER / str(number))
@@ -56,7 +99,10 @@ for number, method in enumerate(METHODS):
     found = store.newest()
     assert found is not None
     with pipeline(method) as pipe:
-        place = pipe.load_checkpoint(found)["place"]
+        # only rank 0 needs to know what to go on from
+        more = pipe.load_checkpoint(found if context.rank == 0 else FOLDER / "nowhere")
+        assert more is not None
+        place = more["place"]
         for x, y in batches()[place:]:
             pipe.step(x, y)
         again = pipe.state_dict()
