@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
+import torch
+
 from stalempi.correction import Correction
 from stalempi.errors import StallError
 from stalempi.holder import Holder, ServerOptions
@@ -41,34 +43,41 @@ class Follower(Holder):
         correction: Correction | None = None,
     ) -> None:
         super().__init__(replica, transport, options=options, correction=correction)
-        timeout, device = options.stall_timeout, replica.params.storages[0].device
-        self._links_in = links.receiver(0, Lane.ORDER, 1, timeout=timeout, device=device)
+        timeout = options.stall_timeout
+        self._links_in = links.receiver(0, Lane.ORDER, 1, timeout=timeout, device=torch.device("cpu"))
         self._links_out = links.sender(0, Lane.SHARE, 1, timeout=timeout)
         self._orders: deque[tuple[Order, tuple[int, ...]]] = deque()
         self._arrived: set[int] = set()  # workers whose message is here and not taken
         self._heard = self._gathered = 0
         self._over = False
-        self._stuck_since = 0.0
 
     def serve(self) -> RunStats:
         """Serves until rank 0 says that all workers have left.
 
-        Raises StallError if a message that rank 0 has got does not come here.
+        Raises StallError if a message that rank 0 has got does not come here, or if rank 0 is silent for twice as long
+        as a worker may be, of which it would have told.
         """
-        self._stuck_since = self.options.now()
+        since, was_due = self.options.now(), False
         while not self._over:
-            if wait_for(self._go_on, CHECK_EVERY, lambda: bool(self._arrived)):
-                self._stuck_since = self.options.now()
-            elif self._orders and self.options.now() - self._stuck_since > self.options.stall_timeout:
-                rank = self._ranks[self._orders[0][1][0]]
-                raise StallError(
-                    f"server {self._rank}: rank 0 has a push of rank {rank} whose part for this server did not come in "
-                    f"{self.options.stall_timeout:g} s"
-                )
+            if wait_for(self._go_on, CHECK_EVERY, lambda: bool(self._arrived)) or was_due != bool(self._orders):
+                since, was_due = self.options.now(), bool(self._orders)
+            self._check(self.options.now() - since)
         self._end.close(self.options.stall_timeout)
         self._links_out.flush()
         self._links_in.close()
         return self.stats
+
+    def _check(self, silent: float) -> None:
+        limit = self.options.stall_timeout * (1 if self._orders else 2)
+        if silent <= limit:
+            return
+        if not self._orders:
+            raise StallError(f"server {self._rank}: nothing from rank 0 in {limit:g} s: it is stuck or gone")
+        rank = self._ranks[self._orders[0][1][0]]
+        raise StallError(
+            f"server {self._rank}: rank 0 has a push of rank {rank} whose part for this server did not come in "
+            f"{limit:g} s"
+        )
 
     def _go_on(self) -> bool:
         """Does what can be done now; returns whether that was anything."""
@@ -103,7 +112,8 @@ class Follower(Holder):
             case Order.DRAIN:
                 self.draining = True
             case Order.GATHER:
-                self._links_out.send((self._gathered, 0), self.replica.params.storages)
+                nbytes = torch.tensor([worker.bytes_pushed for worker in self.stats.workers])
+                self._links_out.send((self._gathered, 0), [nbytes, *self.replica.params.storages])
                 self._links_out.flush()
                 self._gathered += 1
             case Order.END:

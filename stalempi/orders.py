@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from stalempi.pipeline.link import Lane, Links, Receiver
+from stalempi.policy.base import Apply, Continue, Decision, Drop, Release
 from stalempi.replica import Replica
 
 __all__ = ["Order", "Orders", "read_orders"]
@@ -31,16 +32,29 @@ class Order(enum.IntEnum):
     END = 8
 
 
+_OF: dict[type[Drop] | type[Release] | type[Continue], Order] = {
+    Drop: Order.DROP,
+    Release: Order.RELEASE,
+    Continue: Order.CONTINUE,
+}
+
+
 class Orders:
     """Rank 0's side.
 
     Args:
         replicas: the shares of the other servers, ranks 1 and up, as this rank's model has them; none: no orders.
+        num_workers: that push to them.
         links: reaches those servers.
         timeout: seconds that one of them may take nothing, or send nothing when asked.
+
+    Attributes:
+        bytes_pushed: of each worker to the other servers, as of the last `gather`.
     """
 
-    def __init__(self, replicas: Sequence[Replica], links: Links | None = None, timeout: float = 600.0) -> None:
+    def __init__(
+        self, replicas: Sequence[Replica], num_workers: int, links: Links | None = None, timeout: float = 600.0
+    ) -> None:
         self._replicas = replicas
         self._senders, self._receivers = [], list[Receiver]()
         for server, replica in enumerate(replicas, start=1):
@@ -50,11 +64,19 @@ class Orders:
             self._receivers.append(links.receiver(server, Lane.SHARE, 1, timeout=timeout, device=device))
         self._pending: list[int] = []
         self._sent = self._gathered = 0
+        self.bytes_pushed = [0] * num_workers
 
     def add(self, order: Order, *workers: int) -> None:
         """Takes an order, to be sent with those after it."""
         if self._senders:
             self._pending += [order, len(workers), *workers]
+
+    def add_decision(self, decision: Decision) -> None:
+        """Takes what the policy has decided."""
+        if isinstance(decision, Apply):
+            self.add(Order.APPLY, *decision.workers)
+        else:
+            self.add(_OF[type(decision)], decision.worker)
 
     def send(self) -> None:
         """Sends what was added; returns at once."""
@@ -70,13 +92,18 @@ class Orders:
         """Has every share sent to this rank's model, as the orders so far leave it; returns when they are here."""
         self.add(Order.GATHER)
         self.send()
+        self.bytes_pushed = [0] * len(self.bytes_pushed)
         for replica, receiver in zip(self._replicas, self._receivers, strict=True):
-            for mine, theirs in zip(replica.params.storages, receiver.receive((self._gathered, 0)), strict=True):
+            nbytes, *values = receiver.receive((self._gathered, 0))
+            for mine, theirs in zip(replica.params.storages, values, strict=True):
                 mine.copy_(theirs)
+            self.bytes_pushed = [a + b for a, b in zip(self.bytes_pushed, nbytes.tolist(), strict=True)]
         self._gathered += 1
 
-    def close(self) -> None:
-        """Returns when all servers have taken their orders."""
+    def end(self) -> None:
+        """Says that all workers have left; returns when all servers have taken that."""
+        self.add(Order.END)
+        self.send()
         for sender in self._senders:
             sender.flush()
         for receiver in self._receivers:

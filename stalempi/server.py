@@ -67,7 +67,7 @@ class Server(Holder):
             raise ConfigError(f"correction {correction.name} needs releases, but {policy} lets workers do without")
         super().__init__(replica, transport, options=options, correction=correction)
         self.policy, self._observe = policy, observe
-        self._orders = orders or Orders([])
+        self._orders = orders or Orders([], len(self._slots))
         self.attendant: Attendant | None = None
         self.preempt_asked = False
         self._absent: set[int] = set()  # waited when the checkpoint was taken, and have not said that they are here
@@ -77,10 +77,7 @@ class Server(Holder):
         """Tells every worker to leave, now or at its next push, which is then not applied: the job is preempted."""
         self.draining = True
         self._orders.add(Order.DRAIN)
-        for worker in self.policy.clocks.workers():
-            if not self.policy.is_running(worker):
-                self._release(worker, empty=True)
-        self._orders.send()
+        self._carry_out([Continue(w) for w in self.policy.clocks.workers() if not self.policy.is_running(w)])
 
     def serve(self) -> RunStats:
         """Serves until every worker has left; the model then holds the final parameters and running statistics."""
@@ -104,9 +101,9 @@ class Server(Holder):
         if self.attendant and not self.draining:
             self.attendant.ended()
         self.gather()
-        self._orders.add(Order.END)
-        self._orders.send()
-        self._orders.close()
+        self._orders.end()
+        for stats, more in zip(self.stats.workers, self._orders.bytes_pushed, strict=True):
+            stats.bytes_pushed += more
         self._end.close(self.options.stall_timeout)
         self.combine_buffers()
         return self.stats
@@ -136,7 +133,7 @@ class Server(Holder):
             self._turn_away(worker, header, now)
         else:
             self._decide(worker, stats, now)
-        self._orders.send()
+        self._orders.send()  # where nothing was to be done
 
     def _decide(self, worker: int, stats: WorkerStats, now: float) -> None:
         """Takes what `worker` sent, and does what the policy says of it."""
@@ -163,33 +160,34 @@ class Server(Holder):
         """Takes note that a worker is here for the release that was due to it before the checkpoint."""
         self._absent.discard(worker)
         if worker in self._postponed:
-            self._release(worker, empty=self._postponed.pop(worker))
+            self._carry_out([Continue(worker) if self._postponed.pop(worker) else Release(worker)])
 
     def _turn_away(self, worker: int, header: Header, now: float) -> None:
         """Answers a push that came after the last checkpoint; it is in none, so whoever resumes makes it again."""
         if header.kind is Kind.LEAVE:
             self.policy.on_leave(Leave(worker, now))
         else:
-            self._release(worker, empty=True)
+            self._carry_out([Continue(worker)])
 
     def _carry_out(self, decisions: Sequence[Decision]) -> None:
+        """Tells the other servers first, so that all of them work at the same time."""
+        for decision in decisions:
+            self._orders.add_decision(decision)
+        self._orders.send()
         for decision in decisions:
             match decision:
                 case Apply(workers):
-                    self._orders.add(Order.APPLY, *workers)
                     self.apply(workers)
                 case Release(worker):
                     self._release(worker)
                 case Continue(worker):
                     self._release(worker, empty=True)
                 case Drop(worker):
-                    self._orders.add(Order.DROP, worker)
                     self.drop(worker)
 
     def _release(self, worker: int, *, empty: bool = False) -> None:
         if worker in self._absent:
             self._postponed[worker] = empty
             return
-        self._orders.add(Order.CONTINUE if empty else Order.RELEASE, worker)
         self.release(worker, empty=empty)
         self._silence.broken(worker, self.options.now())

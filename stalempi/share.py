@@ -69,6 +69,11 @@ class Share:
         watched = self._ready if run_ahead or worth_it else None
         self._book = GradientBook(replica.trained, self.gradients, on_ready=watched)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a push."""
+        return self._push.parts.nbytes
+
     def zero_grad(self) -> None:
         """Sets all gradients to zero and makes them views of the flat storage again."""
         self.buckets.zeroed()
@@ -109,8 +114,7 @@ class Share:
 
     def push(self, header: Header, note: bytes | None, *, empty: bool) -> None:
         """Sends what was collected, or only the header; returns at once."""
-        header.layout, header.hidden = self.replica.layout, self.end.hidden
-        header.nbytes = 0 if empty else self._push.parts.nbytes
+        header.layout, header.nbytes = self.replica.layout, 0 if empty else self.nbytes
         self._write(header, note)
         self.pushed = header
         if not empty:
@@ -120,7 +124,7 @@ class Share:
 
     def leave(self, header: Header, note: bytes | None, timeout: float) -> bool:
         """Says that this worker has no more data; returns whether that went within `timeout` seconds."""
-        header.layout, header.hidden = self.replica.layout, self.end.hidden
+        header.layout = self.replica.layout
         self._write(header, note)
         return self.end.leave(timeout)
 

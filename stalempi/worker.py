@@ -80,6 +80,7 @@ class Worker:
             )
             for number, replica in enumerate(replicas)
         ]
+        self._nbytes = max(1, sum(share.nbytes for share in self.shares))
         self.step_count = self.version = self.global_samples = 0
         self.stopping = self.preempted = False
         self.waited = 0.0
@@ -193,6 +194,7 @@ class Worker:
             samples=samples,
             loss=loss,
             waited=self.waited,
+            hidden=sum(share.end.hidden * share.nbytes for share in self.shares) / self._nbytes,
             flags=flags,
         )
 

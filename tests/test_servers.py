@@ -80,6 +80,35 @@ def test_bsp_with_several_servers_is_bsp_with_one(
     assert several.stats.samples == one.stats.samples == 120
 
 
+@pytest.mark.parametrize("make", [momentum, adam], ids=["momentum", "Adam"])
+def test_each_server_has_the_optimizer_state_of_its_share_and_no_other(
+    make: Callable[[nn.Module], torch.optim.Optimizer],
+) -> None:
+    def states(servers: int) -> list[dict[str, Any]]:
+        """Returns the state by name of each server's parameters."""
+        made: dict[int, torch.optim.Optimizer] = {}
+
+        def remember(model: nn.Module) -> torch.optim.Optimizer:
+            made[id(model)] = make(model)
+            return made[id(model)]
+
+        done = go(BSP(), servers, remember)
+        models = [done.model, *done.workers[: servers - 1]]
+        return [
+            {name: state[p] for name, p in model.named_parameters() if p in state}
+            for model in models
+            for state in [made[id(model)].state]
+        ]
+
+    (one,), several = states(1), states(SERVERS)
+    assert sorted(name for held in several for name in held) == sorted(one)
+    for held in several:
+        assert held
+        for name, state in held.items():
+            assert state.keys() == one[name].keys()
+            assert all(torch.equal(torch.as_tensor(state[key]), torch.as_tensor(one[name][key])) for key in state)
+
+
 @pytest.mark.parametrize("correction", ["none", "rate", "dc-asgd", "gap-aware"])
 @pytest.mark.parametrize(
     "policy", [ASP, lambda: SSP(1), lambda: DSSP(0, 3), lambda: BSP(backup=1)], ids=lambda p: str(p())
@@ -263,8 +292,6 @@ def test_orders_come_as_they_were_given() -> None:
     given_ = [(Order.TAKE, (3,)), (Order.APPLY, (0, 2, 5)), (Order.RELEASE, (1,)), (Order.END, ())]
     numbers = [number for order, workers in given_ for number in (order, len(workers), *workers)]
     assert list(read_orders(torch.tensor(numbers))) == given_
-    nobody = Orders([])
-    nobody.add(Order.END)
-    nobody.send()
+    nobody = Orders([], 2)
     nobody.gather()
-    nobody.close()
+    nobody.end()

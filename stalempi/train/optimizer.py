@@ -222,7 +222,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             options=options,
             correction=correction,
             observe=self._watch,
-            orders=Orders(self._replicas[1:], transport, self._timeout),
+            orders=Orders(self._replicas[1:], role.num_workers, transport, self._timeout),
         )
         server.attendant = self._keeper = Keeper(server, checkpoint, restart)
         if evaluation and role.evaluator_rank:

@@ -24,6 +24,7 @@ def test_bsp_on_several_servers_is_training_in_one_process(servers: int, workers
 def test_a_server_that_is_killed_ends_the_job() -> None:
     done = mpirun(PROGRAM, 4, "2", "die", "1", timeout=60)
     assert done.code not in (0, None)
+    assert "rank 1" in done.err
     assert done.seconds < 40
 
 
