@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from stalempi.errors import ConfigError
+from stalempi.errors import ConfigError, ProtocolError
 from stalempi.flat import Flat
 
-__all__ = ["COMPRESSIONS", "Compression", "Half", "TopK", "Wire", "make_compression"]
+__all__ = ["COMPRESSIONS", "Compression", "Half", "Rows", "TopK", "Wire", "make_compression"]
 
 COMPRESSIONS = "none, fp16, bf16 or topk:SHARE"
 
@@ -31,10 +31,12 @@ class Code(ABC):
     Attributes:
         wire: what is sent, 1-D and contiguous.
         checked: what is finite if the bucket is, once it is encoded.
+        length: bytes of the wire that are sent; None: all.
     """
 
     wire: Tensor
     checked: Tensor
+    length: int | None = None
 
     def __init__(self, part: Tensor) -> None:
         self._part = part
@@ -117,6 +119,55 @@ class _Largest(Code):
             self._rest.nan_to_num_(0.0, 0.0, 0.0)
 
 
+class Rows(Code):
+    """The rows of a matrix that have a gradient, as `nn.Embedding(sparse=True)` makes it.
+
+    On the wire: how many they are, their numbers, int64, then their values; there is room for all rows.
+
+    Args:
+        matrix: (rows, width), where the gradient is written from and read into.
+
+    Attributes:
+        rows: numbers of those that have a gradient, ascending; set by whoever encodes, and by `decode`.
+    """
+
+    def __init__(self, matrix: Tensor) -> None:
+        super().__init__(matrix)
+        count, width = matrix.shape
+        self._row = 8 + width * matrix.itemsize
+        self.wire = torch.zeros(8 + count * self._row, dtype=torch.uint8, device=matrix.device)
+        self.rows = torch.empty(0, dtype=torch.int64, device=matrix.device)
+        self.length = 8
+
+    @torch.no_grad()
+    def encode(self) -> None:
+        count = len(self.rows)
+        self.length = 8 + count * self._row
+        numbers, values = self._places(count)
+        self.wire[:8].view(torch.int64)[0] = count
+        numbers.copy_(self.rows)
+        values.copy_(self._part[self.rows])
+        self.checked = values
+
+    @torch.no_grad()
+    def decode(self) -> None:
+        count = int(self.wire[:8].view(torch.int64))
+        if not 0 <= count <= len(self._part):
+            raise ProtocolError(f"{count} rows came of a matrix that has {len(self._part)}")
+        numbers, values = self._places(count)
+        if count and not 0 <= int(numbers.min()) <= int(numbers.max()) < len(self._part):
+            raise ProtocolError(f"row {int(numbers.max())} came of a matrix that has {len(self._part)}")
+        self._part[self.rows] = 0
+        self.rows = numbers.clone()
+        self._part[self.rows] = values
+
+    def _places(self, count: int) -> tuple[Tensor, Tensor]:
+        """Returns where the numbers and the values of `count` rows are on the wire."""
+        edge, width = 8 + 8 * count, self._part.shape[1]
+        values = self.wire[edge : edge + count * width * self._part.itemsize].view(self._part.dtype)
+        return self.wire[8:edge].view(torch.int64), values.view(count, width)
+
+
 class Compression(ABC):
     """What becomes of gradients on their way to the server.
 
@@ -181,17 +232,35 @@ class Wire:
         bucket_bytes: about how many bytes of gradient a bucket has.
         compression: of buckets that are float32 or float64; None: they travel as they are.
         apart: whether memory of its own is sent even where nothing is compressed.
+        sparse: places of the matrices of which only rows are sent.
 
     Attributes:
         codes: the form of each bucket, in backward order.
+        rows: the form of each sparse matrix, by its place.
     """
 
     def __init__(
-        self, gradients: Flat, *, bucket_bytes: int, compression: Compression | None, apart: bool = False
+        self,
+        gradients: Flat,
+        *,
+        bucket_bytes: int,
+        compression: Compression | None,
+        apart: bool = False,
+        sparse: Set[int] = frozenset(),
     ) -> None:
-        slices = [gradients.elements(bucket) for bucket in gradients.cut_backward(bucket_bytes)]
-        self.codes: Sequence[Code] = [_code_of(part, compression, apart=apart) for part in slices]
-        self._changes = compression is not None
+        self.rows = {place: Rows(gradients.views[place]) for place in sorted(sparse)}
+        self.codes: Sequence[Code] = [
+            self.rows[bucket.views[0]]
+            if bucket.views[0] in sparse
+            else _code_of(gradients.elements(bucket), compression, apart=apart)
+            for bucket in gradients.cut_backward(bucket_bytes, sparse)
+        ]
+        self._changes = compression is not None or bool(sparse)
+
+    @property
+    def lengths(self) -> dict[int, int]:
+        """Bytes that are sent of those places that have room for more."""
+        return {place: code.length for place, code in enumerate(self.codes) if code.length is not None}
 
     @property
     def tensors(self) -> list[Tensor]:

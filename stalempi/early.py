@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ class EarlyBuckets:
         gradients: where their gradients lie, in the same order.
         bucket_bytes: about how many bytes a bucket holds.
         overlap: False: nothing is ever early.
+        alone: places of parameters that are a bucket each.
         cure: what a program has to do whose gradients are changed after they were sent, in words.
 
     Attributes:
@@ -34,10 +35,17 @@ class EarlyBuckets:
     """
 
     def __init__(
-        self, parameters: Sequence[nn.Parameter], gradients: Flat, *, bucket_bytes: int, overlap: bool, cure: str
+        self,
+        parameters: Sequence[nn.Parameter],
+        gradients: Flat,
+        *,
+        bucket_bytes: int,
+        overlap: bool,
+        cure: str,
+        alone: Set[int] = frozenset(),
     ) -> None:
         self._parameters, self._storages, self._cure = parameters, gradients.storages, cure
-        buckets = gradients.cut_backward(bucket_bytes)
+        buckets = gradients.cut_backward(bucket_bytes, alone)
         self.slices = [gradients.elements(bucket) for bucket in buckets]
         self._views = [bucket.views for bucket in buckets]
         self._buckets_of: list[list[int]] = [[] for _ in parameters]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 import torch
@@ -125,9 +125,9 @@ class Flat:
         """Cuts the storages into contiguous 1-D uint8 slices, as `cut` says."""
         return [self.slice(bucket) for bucket in self.cut(bucket_bytes)]
 
-    def cut_backward(self, bucket_bytes: int) -> list[Bucket]:
+    def cut_backward(self, bucket_bytes: int, alone: Set[int] = frozenset()) -> list[Bucket]:
         """Cuts as `cut` does, at whole elements, in the order in which backward makes gradients: the last one first."""
-        return self.cut(max(ALIGNMENT, bucket_bytes // ALIGNMENT * ALIGNMENT))[::-1]
+        return self.cut(max(ALIGNMENT, bucket_bytes // ALIGNMENT * ALIGNMENT), alone)[::-1]
 
     def slice(self, bucket: Bucket) -> Tensor:
         """Returns a bucket's memory, 1-D uint8."""
@@ -139,17 +139,21 @@ class Flat:
         part = storage[bucket.start // storage.itemsize : bucket.stop // storage.itemsize]
         return torch.view_as_real(part).view(-1) if part.is_complex() else part
 
-    def cut(self, bucket_bytes: int) -> list[Bucket]:
+    def cut(self, bucket_bytes: int, alone: Set[int] = frozenset()) -> list[Bucket]:
         """Cuts the storages into slices of about `bucket_bytes`, in the order of the views.
 
         A bucket ends where a tensor ends, so that it is complete when its last gradient is; a tensor larger than
-        `bucket_bytes` is a run of buckets of its own.
+        `bucket_bytes` is a run of buckets of its own. The views at the places `alone` are one bucket each.
         """
         found: list[Bucket] = []
         for number, (dtype, storage) in enumerate(zip(self._dtypes, self.storages, strict=True)):
             views = [view for view, (_, _, d) in enumerate(self._templates) if d == dtype]
             edges = [self._starts[view] * dtype.itemsize for view in views] + [storage.nbytes]
-            cuts = _cut(edges, min(bucket_bytes, MAX_BUCKET_BYTES))
+            cuts = [edges[0]]
+            for is_alone, run in itertools.groupby(range(len(views)), key=lambda n: views[n] in alone):
+                places = list(run)
+                inner = edges[places[0] : places[-1] + 2]
+                cuts += (inner if is_alone else _cut(inner, min(bucket_bytes, MAX_BUCKET_BYTES)))[1:]
             for start, stop in itertools.pairwise(cuts):
                 first, last = bisect_right(edges, start) - 1, bisect_left(edges, stop)
                 if stop > start:

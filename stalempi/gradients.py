@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from stalempi.compress import Rows
 from stalempi.flat import Flat
 
 __all__ = ["GradientBook"]
@@ -22,12 +23,20 @@ class GradientBook:
         parameters: those that are trained.
         flat: where their gradients lie, in the same order.
         on_ready: told the place of each parameter whose gradient backward has just added to its view in `flat`.
+        rows: the form of those whose gradients are sparse rows, by place: their `.grad` is what backward makes, and
+            their view has these rows.
     """
 
     def __init__(
-        self, parameters: Sequence[nn.Parameter], flat: Flat, *, on_ready: Callable[[int], None] | None = None
+        self,
+        parameters: Sequence[nn.Parameter],
+        flat: Flat,
+        *,
+        on_ready: Callable[[int], None] | None = None,
+        rows: Mapping[int, Rows] | None = None,
     ) -> None:
         self._parameters, self._flat, self._on_ready = parameters, flat, on_ready
+        self._rows = rows or {}
         self._touched = [False] * len(parameters)
         self._watched = [False] * len(parameters)
 
@@ -37,8 +46,8 @@ class GradientBook:
             self._watch()
         self._flat.zero()
         if not self._are_views():
-            for parameter, view in zip(self._parameters, self._flat.views, strict=True):
-                parameter.grad = view
+            for place, (parameter, view) in enumerate(zip(self._parameters, self._flat.views, strict=True)):
+                parameter.grad = None if place in self._rows else view
         self._touched = [False] * len(self._touched)
 
     def _are_views(self) -> bool:
@@ -65,7 +74,10 @@ class GradientBook:
             return
         for place, (parameter, view) in enumerate(zip(self._parameters, self._flat.views, strict=True)):
             gradient: Tensor | None = parameter.grad
-            if gradient is None:
+            if place in self._rows:
+                self._touched[place] = gradient is not None
+                self._rows[place].rows = _fill_rows(view, gradient)
+            elif gradient is None:
                 view.zero_()
             elif gradient is not view:
                 view.copy_(gradient.to_dense())
@@ -74,3 +86,17 @@ class GradientBook:
             elif parameter.requires_grad and not self._watched[place]:
                 self._touched[place] = bool(view.any())  # thawed since zero
             touched[place] = gradient is not None and self._touched[place]
+
+
+def _fill_rows(view: Tensor, gradient: Tensor | None) -> Tensor:
+    """Makes `view` a gradient, sparse in its rows (or dense: then all count); returns the rows that it has."""
+    if gradient is None:
+        return torch.empty(0, dtype=torch.int64, device=view.device)
+    view = view.data  # whose changes are not those that a program makes to a gradient
+    if gradient.layout == torch.strided:
+        view.copy_(gradient)
+        return torch.arange(len(view), device=view.device)
+    joined = gradient.coalesce()
+    rows = joined.indices()[0]
+    view[rows] = joined.values()
+    return rows

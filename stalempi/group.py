@@ -24,7 +24,7 @@ from stalempi.flat import Flat
 from stalempi.policy import CachedSSP, Policy
 from stalempi.replica import Replica
 from stalempi.silence import CHECK_EVERY
-from stalempi.slots import Slot, combine_buffers, weighted_sum
+from stalempi.slots import Slot, combine_buffers, joined_rows, weighted_sum
 from stalempi.transport.base import Packet, Transport, WorkerEnd
 from stalempi.transport.message import Flag, Header, Kind
 
@@ -186,7 +186,10 @@ class LeaderEnd(WorkerEnd):
         combine_buffers(self._sum.buffers, {n: slot.buffers for n, slot in enumerate(self._slots)}, self._samples)
         self._sum.hyper[:] = slots[0].hyper
         self._sum.touched[:] = np.any([slot.touched for slot in slots], axis=0)
+        for place, rows in joined_rows(slots).items():
+            self._wire.rows[place].rows = rows
         self._wire.encode()
+        self._sum.packet.parts.lengths = self._wire.lengths
 
     def _header(self, pushes: Sequence[Header], full: Mapping[int, Header]) -> Header:
         known = [push for push in pushes if not math.isnan(push.loss)]
@@ -199,7 +202,7 @@ class LeaderEnd(WorkerEnd):
             step=self.clock,
             version=pushes[0].version,
             samples=sum(push.samples for push in full.values()),
-            nbytes=self._sum.packet.parts.nbytes if full else 0,
+            nbytes=self._sum.packet.parts.filled if full else 0,
             loss=sum(push.loss * push.samples for push in known) / weight if weight else math.nan,
             waited=sum(push.waited for push in pushes) / len(pushes),
             flags=functools.reduce(operator.or_, (push.flags for push in pushes), wish),

@@ -16,7 +16,7 @@ from stalempi.correction import Correction
 from stalempi.errors import ConfigError, NonFiniteError, ProtocolError
 from stalempi.master import MasterCopy
 from stalempi.replica import Replica
-from stalempi.slots import Slot, weighted_mean
+from stalempi.slots import Slot, joined_rows, weighted_mean
 from stalempi.stats import RunStats, WorkerStats
 from stalempi.stepper import Stepper
 from stalempi.transport.base import ServerEnd, Transport
@@ -186,13 +186,14 @@ class Holder:
                 rate = min(rate, self._correction.correct(worker, self._slots[worker].gradients, staleness))
         samples = sum(pushes[worker].samples for worker in full)
         weights = [pushes[worker].samples / samples for worker in full]
-        gradients, touched = weighted_mean([self._slots[worker] for worker in full], weights)
+        slots = [self._slots[worker] for worker in full]
+        gradients, touched = weighted_mean(slots, weights)
         self._master.make_room()
         if self.options.clip:
             self._stepper.show(gradients, touched)
             self.options.clip(self.replica.trained)
         self._set_hyper(self._slots[full[0]].hyper, rate)
-        self._stepper.step(gradients, touched)
+        self._stepper.step(gradients, touched, joined_rows(slots))
         self.stats.updates += 1
         self.stats.samples += samples
         if self._correction:

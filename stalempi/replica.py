@@ -32,17 +32,19 @@ class Replica:
         bucket_bytes: about how many bytes one message carries.
         direct: whether MPI takes the memory of the GPU on which the model is.
         compression: of gradients on their way to the server; None: they travel as they are.
+        sparse: whether gradients that are sparse rows travel so; else they are made dense.
         share: (number, of): only the parameters of server `number` of several; server 0's has all that is not trained.
 
     Attributes:
         trained: the parameters that the optimizer holds, each once, in the model's order.
         params: their values. A gradient has the same layout.
+        sparse: places of those whose gradients are sparse rows: weights of nn.Embedding(sparse=True) and its like.
         buffers: the model's persistent buffers (running statistics, counters).
 
     Parameters that the optimizer does not hold stay where they are; they only travel once, from the server at joining.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - made in one place
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
@@ -51,6 +53,7 @@ class Replica:
         direct: bool = False,
         compression: Compression | None = None,
         share: tuple[int, int] = (0, 1),
+        sparse: bool = False,
     ) -> None:
         if bucket_bytes < 1:
             raise ConfigError(f"bucket_bytes must be at least 1, got {bucket_bytes}")
@@ -70,6 +73,7 @@ class Replica:
         server = share_out([p.nbytes for p in trained.values()], share[1])
         self.names = [name for name, its in zip(trained, server, strict=True) if its == share[0]]
         self.trained = [named[name] for name in self.names]
+        self.sparse = _sparse(model, self.trained) if sparse else frozenset[int]()
         self._fixed = {} if share[0] else {name: p for name, p in named.items() if id(p) not in held}
         self._persistent = {} if share[0] else _persistent_buffers(model)
         self.params = Flat(self.trained)
@@ -83,6 +87,7 @@ class Replica:
     def describe(self) -> list[str]:
         """Returns the lines that must be the same on every rank."""
         lines = [f"optimizer {type(self.optimizer).__name__}", f"bucket_bytes {self.bucket_bytes}"]
+        lines += [f"sparse {self.names[place]}" for place in sorted(self.sparse)]
         lines += [f"share {self._share[0]} of {self._share[1]}"] if self._share[1] > 1 else []
         lines += [f"compression {self.compression}"] if self.compression else []
         lines += [f"parameter {name} {_shape(p)}" for name, p in zip(self.names, self.trained, strict=True)]
@@ -110,7 +115,9 @@ class Replica:
 
     def wire(self, gradients: Flat, *, apart: bool = False) -> Wire:
         """Returns the form in which `gradients` travel; `apart`: in memory of their own in any case."""
-        return Wire(gradients, bucket_bytes=self.bucket_bytes, compression=self.compression, apart=apart)
+        return Wire(
+            gradients, bucket_bytes=self.bucket_bytes, compression=self.compression, apart=apart, sparse=self.sparse
+        )
 
     def push_packet(self, wire: Wire, buffers: Flat, *, note_bytes: int = 0) -> Packet:
         """Returns the place of one worker's pushes: header, hyper-parameters, touched flags, note, gradients, buffers.
@@ -118,7 +125,8 @@ class Replica:
         Gradients are in backward order, the last layer's first. The note is what a checkpoint keeps of the worker
         itself.
         """
-        parts = Parts([*wire.tensors, *buffers.buckets(self.bucket_bytes)], direct=self._direct)
+        tensors = [*wire.tensors, *buffers.buckets(self.bucket_bytes)]
+        parts = Parts(tensors, direct=self._direct, varies=bool(self.sparse))
         return Packet(self.header_bytes + note_bytes, parts)
 
     @property
@@ -177,6 +185,13 @@ class Replica:
 
     def _group_keys(self) -> list[tuple[dict[str, Any], list[str]]]:
         return list(zip(self.optimizer.param_groups, self._hyper_keys, strict=True))
+
+
+def _sparse(model: nn.Module, trained: Sequence[nn.Parameter]) -> frozenset[int]:
+    """Returns the places of parameters that modules make sparse gradients for, and that one message can carry."""
+    kinds = (nn.Embedding, nn.EmbeddingBag)
+    found = {id(m.weight) for m in model.modules() if isinstance(m, kinds) and m.sparse}
+    return frozenset(n for n, p in enumerate(trained) if id(p) in found and 2 * p.nbytes < MAX_BUCKET_BYTES)
 
 
 def difference(texts: Sequence[bytes], first: int = 0) -> str:

@@ -62,17 +62,18 @@ class Share:
             bucket_bytes=replica.bucket_bytes,
             overlap=overlap != "off" and not group.members and not run_ahead,
             cure="use overlap='off'",
+            alone=replica.sparse,
         )
         keeps_rest = replica.compression is not None and replica.compression.keeps_rest
         self._ever = np.zeros_like(self._touched) if keeps_rest else None  # what is left over may come at any step
         worth_it = self.buckets.may_be_early and len(self.buckets.slices) > 1  # one bucket is complete when all is
         watched = self._ready if run_ahead or worth_it else None
-        self._book = GradientBook(replica.trained, self.gradients, on_ready=watched)
+        self._book = GradientBook(replica.trained, self.gradients, on_ready=watched, rows=places.wire.rows)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a push."""
-        return self._push.parts.nbytes
+        """Bytes of the push that was collected."""
+        return self._push.parts.filled
 
     def zero_grad(self) -> None:
         """Sets all gradients to zero and makes them views of the flat storage again."""
@@ -106,6 +107,7 @@ class Share:
         self.buckets.judge()
         for bucket in self.buckets.rest():
             self._encode(bucket)
+        self._push.parts.lengths = self._places.wire.lengths
         self._hyper[:] = self.replica.read_hyper()
 
     def clean(self) -> None:

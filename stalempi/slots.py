@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from stalempi.flat import Flat
 from stalempi.replica import Replica
 from stalempi.transport.base import Packet
 from stalempi.transport.message import HEADER_BYTES, Header
 
-__all__ = ["Slot", "combine_buffers", "weighted_mean", "weighted_sum"]
+__all__ = ["Slot", "combine_buffers", "joined_rows", "weighted_mean", "weighted_sum"]
 
 
 class Slot:
@@ -21,6 +22,7 @@ class Slot:
 
     Attributes:
         gradients: views of what the latest push brought.
+        rows: of each sparse gradient in it, by place, the form that knows its rows.
         hyper, touched: the hyper-parameters (float64) and flags in its header, see `Replica`.
         buffers, note: copies of what it brought, since a next push may arrive at any moment after the release.
         release_header: where the header of the worker's next release is written.
@@ -44,6 +46,7 @@ class Slot:
         self._arriving = replica.buffers.like()
         self._wire = replica.wire(self.gradients)
         self.packet: Packet = packet or replica.push_packet(self._wire, self._arriving, note_bytes=note_bytes)
+        self.rows = self._wire.rows
         self.hyper = replica.hyper(self.packet.header)
         self.touched = replica.touched(self.packet.header)
         self.note = bytearray(note_bytes)
@@ -80,6 +83,16 @@ def weighted_mean(slots: Sequence[Slot], weights: Sequence[float]) -> tuple[Flat
         return total, touched
     weighted_sum(total, [slot.gradients for slot in slots], weights)
     return total, np.logical_or.reduce([slot.touched for slot in slots])
+
+
+def joined_rows(slots: Sequence[Slot]) -> dict[int, Tensor]:
+    """Returns the rows that the sparse gradients of any of the slots have, ascending, by the parameter's place."""
+    return {
+        place: slots[0].rows[place].rows
+        if len(slots) == 1
+        else torch.unique(torch.cat([slot.rows[place].rows for slot in slots]))
+        for place in slots[0].rows
+    }
 
 
 @torch.no_grad()

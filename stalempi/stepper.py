@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,8 +66,8 @@ class Stepper:
         self._joined_storages: Sequence[Tensor] = []
         self._gradients: dict[int, list[Tensor]] = {}
 
-    def step(self, gradients: Flat, touched: NDArray[np.bool_]) -> None:
-        """Steps with `gradients`; those that are not `touched` are None to the optimizer.
+    def step(self, gradients: Flat, touched: NDArray[np.bool_], rows: Mapping[int, Tensor] | None = None) -> None:
+        """Steps with `gradients`; those that are not `touched` are None to the optimizer, those in `rows` are sparse.
 
         The optimizer has the hyper-parameters of this step.
         """
@@ -78,6 +78,9 @@ class Stepper:
         elif self._twin:
             self._part()
         self.show(gradients, touched)
+        for place, numbers in (rows or {}).items():
+            if touched[place]:
+                self._show_rows(place, gradients.views[place], numbers)
         self._optimizer.step()
 
     def show(self, gradients: Flat, touched: NDArray[np.bool_]) -> None:
@@ -85,10 +88,18 @@ class Stepper:
         for parameter, view, has_gradient in zip(self._replica.trained, gradients.views, touched, strict=True):
             parameter.grad = view if has_gradient else None
 
+    @torch.no_grad()
+    def _show_rows(self, place: int, view: Tensor, rows: Tensor) -> None:
+        self._replica.trained[place].grad = torch.sparse_coo_tensor(
+            rows.unsqueeze(0), view[rows], view.shape, is_coalesced=True, check_invariants=False
+        )
+        view[rows] = 0  # who reads the next push into it knows its own rows only
+
     def _is_elementwise(self) -> bool:
         optimizer, storages = self._optimizer, self._replica.params.storages
         return (
             type(optimizer) in _ELEMENTWISE
+            and not self._replica.sparse
             and not (optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
             and not any(group.get(way) for group in optimizer.param_groups for way in _OTHER_WAYS)
             # elsewhere torch's default joins small steps itself, and bfloat16 rounds in other places

@@ -220,7 +220,8 @@ def _copy(source: Parts | None, target: Parts) -> int:
     if source is None:
         return 0
     source.stage_out()
-    for theirs, ours in zip(source.wire, target.wire, strict=True):
-        ours.copy_(theirs)
+    for place, ours in enumerate(target.wire):
+        sent = source.sent(place)
+        ours[: len(sent)].copy_(sent)
     target.stage_in()
-    return source.nbytes
+    return source.filled

@@ -25,7 +25,7 @@ from stalempi.memory import server_memory
 from stalempi.orders import Orders
 from stalempi.peer import Peer
 from stalempi.pipeline.link import Links
-from stalempi.policy import Allreduce
+from stalempi.policy import Allreduce, CachedSSP
 from stalempi.policy.base import Decision, Event, Policy
 from stalempi.replica import DEFAULT_BUCKET_BYTES, Replica, difference
 from stalempi.roles import Role
@@ -140,6 +140,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 direct=self._context.transport.direct,
                 compression=make_compression(compression),
                 share=(server, servers),
+                sparse=_may_be_sparse(policy, role, correction, clip),
             )
             for server in range(servers)
         ]
@@ -546,6 +547,17 @@ def _check_job(
         raise ConfigError(f"compression {compression}: MPI adds up under {policy}, and cannot read it: leave it out")
     if checkpoint and not policy.has_server:
         raise ConfigError(f"the server saves a run, and {policy} has none: leave checkpoint out")
+
+
+def _may_be_sparse(policy: Policy, role: Role, correction: Correction | None, clip: Clip | None) -> bool:
+    """Whether gradients that are sparse rows may stay so: all that is done to them is to add them up and to step."""
+    return (
+        policy.has_server
+        and role.group_size == 1
+        and correction is None
+        and clip is None
+        and not isinstance(policy, CachedSSP)
+    )
 
 
 def _check_optimizer(optimizer: object) -> None:

@@ -38,7 +38,9 @@ class Parts:
     Attributes:
         tensors: where the values live.
         wire: what the transport reads and writes; the same tensors unless they are staged.
-        nbytes: bytes of all.
+        nbytes: bytes of all; room for so many.
+        lengths: bytes that are sent of a part, by its place, where those are fewer than there is room for.
+        varies: whether any part may be sent so.
         staged: whether they go through host memory.
     """
 
@@ -49,13 +51,25 @@ class Parts:
         staged: bool | None = None,
         direct: bool = False,
         copier: Copier | None = None,
+        varies: bool = False,
     ) -> None:
         self.tensors = list(tensors)
         self.nbytes = sum(t.nbytes for t in self.tensors)
+        self.lengths: dict[int, int] = {}
+        self.varies = varies
         device = self.tensors[0].device if self.tensors else torch.device("cpu")
         self.staged = (device.type == "cuda" and not direct) if staged is None else staged
         self._copier = copier or copier_for(device)
         self.wire = [self._copier.mirror(t) for t in self.tensors] if self.staged else self.tensors
+
+    @property
+    def filled(self) -> int:
+        """Bytes that are sent of all parts."""
+        return self.nbytes - sum(self.tensors[place].nbytes - length for place, length in self.lengths.items())
+
+    def sent(self, place: int) -> Tensor:
+        """Returns what is sent of a part."""
+        return self.wire[place][: self.lengths.get(place)]
 
     def outgoing(self, first: int = 0) -> Iterator[int]:
         """Yields each part's place as soon as `wire` holds its values, while those after it are still being copied.
@@ -281,7 +295,8 @@ def check_received(packet: Packet, *, sender: int, kinds: Sequence[Kind], arrive
         raise ProtocolError(
             f"expected {_names(kinds)} from rank {sender}, got {header.kind.name} of rank {header.sender}"
         )
-    if header.nbytes not in (0, packet.parts.nbytes) or arrived != header.nbytes:
+    fits = header.nbytes <= packet.parts.nbytes if packet.parts.varies else header.nbytes in (0, packet.parts.nbytes)
+    if not fits or arrived != header.nbytes:
         raise ProtocolError(
             f"rank {sender} step {header.step}: {header.kind.name} announces {header.nbytes} bytes, {arrived} arrived, "
             f"{packet.parts.nbytes} are agreed on"

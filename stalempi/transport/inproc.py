@@ -225,7 +225,7 @@ class _InprocWorkerEnd(WorkerEnd):
         self.hidden = sum(part.nbytes for part in self._ahead) / max(1, parts.nbytes)
         for _ in () if empty else parts.outgoing(len(self._ahead)):
             pass
-        self._send([] if empty else [*self._ahead, *parts.wire[len(self._ahead) :]])
+        self._send([] if empty else [*self._ahead, *map(parts.sent, range(len(self._ahead), len(parts.wire)))])
         self._ahead.clear()
 
     def leave(self, timeout: float) -> bool:

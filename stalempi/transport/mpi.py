@@ -202,7 +202,11 @@ class _MpiWorkerEnd(WorkerEnd):
         _start([header])
         self._going = [header, *self._send_empty_parts()] if empty else self._sends
         for place in () if empty else self._push.parts.outgoing(self._ahead):
-            _start([parts[place]])
+            if place in self._push.parts.lengths:  # not always as long, so no persistent request fits
+                sent = self._push.parts.sent(place)
+                self._going = [*self._going, self._comm.Isend(sent, self._server, Tag.PUSH_PART)]
+            else:
+                _start([parts[place]])
         self._ahead = 0
 
     def _share_gone(self) -> float:
