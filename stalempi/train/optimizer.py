@@ -193,7 +193,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._make_server(policy, options, correction, checkpoint, restart)
         elif role.is_evaluator:
             assert evaluation is not None
-            self._critic = Critic(self._replica, evaluation, transport, timeout=timeout)
+            self._critic = Critic(self._replicas, evaluation, transport, timeout=timeout)
         else:
             self._notebook = Notebook(self._context.device) if checkpoint else None
             self._worker = self._make_worker(schedule, clip, overlap, run_ahead=run_ahead)
@@ -225,7 +225,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         )
         server.attendant = self._keeper = Keeper(server, checkpoint, restart)
         if evaluation and role.evaluator_rank:
-            self._gallery = Exhibition(server, evaluation, transport, role.evaluator_rank, timeout=self._timeout)
+            self._gallery = Exhibition(
+                server, evaluation, self._replicas, transport, role.evaluator_rank, timeout=self._timeout
+            )
         elif evaluation:
             self._gallery = Album(server, evaluation, self._replicas)
 
