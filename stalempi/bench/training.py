@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,7 +32,6 @@ from stalempi.logs import log_to_stderr, logger
 from stalempi.policy import Decision, Event, Policy
 from stalempi.shares import check_servers
 from stalempi.simulate.scenarios import find_scenario
-from stalempi.stats import RunStats
 from stalempi.trace import Recorder
 from stalempi.train.data import Data
 from stalempi.train.evaluate import evaluate
@@ -251,7 +250,7 @@ def _lead(options: TrainOptions, data: Data, model: nn.Module, pace: Pace) -> No
     correction = make_correction(options.correction)
     optimizer = _distribute(options, data, model, correction, observe)
     context = current()
-    _log_start(options, data)
+    _log_start(options, data, optimizer.share_bytes)
     resumed = context.is_server and optimizer.resumed_from is not None
     if resumed:
         logger.info("resumed from %s at %d samples", optimizer.resumed_from, optimizer.global_samples)
@@ -286,13 +285,15 @@ def _lead(options: TrainOptions, data: Data, model: nn.Module, pace: Pace) -> No
             optimizer.serve()
         else:
             _work(options, data, model, optimizer, pace)
-    _finish(options, model, optimizer.stats, optimizer.evaluate(), optimizer.rate)
+    _finish(options, model, optimizer, optimizer.evaluate())
 
 
-def _log_start(options: TrainOptions, data: Data) -> None:
+def _log_start(options: TrainOptions, data: Data, share_bytes: Sequence[int]) -> None:
     context, recipe = current(), options.recipe
     groups = f" of {options.group} ranks" if options.group > 1 else ""
-    groups += f", {options.servers} servers" if options.servers > 1 else ""
+    if options.servers > 1:
+        sizes = " + ".join(f"{nbytes / 2**20:.1f}" for nbytes in share_bytes)
+        groups += f", {options.servers} servers ({sizes} MiB)"
     groups += ", an evaluator" if options.evaluator else ""
     logger.info(
         "stalempi %s: %s, %d worker(s)%s, %s on %s (%d samples), %s, %s, messages from %s",
@@ -319,9 +320,12 @@ def _largest_gap(policy: Policy) -> int:
 
 
 def _finish(
-    options: TrainOptions, model: nn.Module, stats: RunStats, evaluation: stalempi.Evaluation, rate: float
+    options: TrainOptions,
+    model: nn.Module,
+    optimizer: stalempi.DistributedOptimizer,
+    evaluation: stalempi.Evaluation,
 ) -> None:
-    context = current()
+    context, stats, rate = current(), optimizer.stats, optimizer.rate
     accuracy, loss = evaluation.curve[-1].accuracy, evaluation.curve[-1].loss
     if not math.isfinite(loss):
         raise stalempi.NonFiniteError(f"the test loss is {loss}: training diverged; lower --lr")
@@ -343,6 +347,7 @@ def _finish(
         "lr": {"asked": options.recipe.lr, "scaled": options.recipe.lr * options.scale(context), "last": rate},
         "curve": [asdict(point) for point in evaluation.curve],
         "snapshots_skipped": evaluation.skipped,
+        "share_bytes": optimizer.share_bytes,
         "emulated": labels,
         "options": options.report(),
         "environment": environment(context.transport.description) | {"buffers": context.transport.buffers},

@@ -309,6 +309,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self._worker.rate if isinstance(self._worker, Peer) else self._need_server("rate").rate
 
     @property
+    def share_bytes(self) -> list[int]:
+        """Bytes of the parameters that each server holds, by rank; [] where there is no server."""
+        return [replica.params.nbytes for replica in self._replicas][: self._context.role.servers]
+
+    @property
     def done(self) -> bool:
         """Whether `total_samples` have been applied: time for a worker to leave its loop."""
         return self._worker is not None and self._worker.stopping

@@ -41,6 +41,9 @@ def test_the_command_trains_on_two_servers(tmp_path: Path) -> None:
     assert done.code == 0, done.err
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["options"]["servers"] == 2
+    assert len(result["share_bytes"]) == 2
+    assert 0 < min(result["share_bytes"]) <= max(result["share_bytes"])
+    assert "2 worker(s), 2 servers (" in done.err
     assert len(result["workers"]) == 2
     assert result["accuracy"] > 0.6
     assert len(result["curve"]) >= 3
