@@ -28,6 +28,13 @@ def test_a_server_that_is_killed_ends_the_job() -> None:
     assert done.seconds < 40
 
 
+def test_a_signal_to_any_server_stops_the_job() -> None:
+    done = mpirun(PROGRAM, 4, "2", "term", "1", timeout=60)
+    assert done.code == 75, done.err
+    assert done.err.count("stalempi: stopped by") == 1, done.err
+    assert done.out == ""
+
+
 def test_what_one_server_refuses_is_told_once() -> None:
     done = mpirun(PROGRAM, 3, "2", "nan", timeout=60)
     assert done.code not in (0, None)
