@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from stalempi import preempt
 from stalempi.clip import Clip
 from stalempi.correction import Correction
 from stalempi.errors import ConfigError, NonFiniteError, ProtocolError
@@ -234,6 +235,8 @@ class Holder:
         )
         if self.draining:
             header.flags |= Flag.PREEMPT
+        if self._rank and preempt.requested():
+            header.flags |= Flag.ASKED
         header.pack_into(slot.release_header)
         self._end.release(worker, self._master.parts, empty=empty)
 

@@ -63,7 +63,7 @@ def requested() -> str | None:
 
 def say_why(why: str | None, samples: int, saved: str) -> None:
     """Says on stderr that the job ends, and what is saved; `why`: this rank's signal or else another's, by default."""
-    why = why or requested() or "a signal to a worker"
+    why = why or requested() or "a signal to another rank"
     sys.stderr.write(f"stalempi: stopped by {why} after {samples} samples: {saved}; exit code {PREEMPTED}\n")
     sys.stderr.flush()
 

@@ -99,8 +99,8 @@ def assign_role(rank: int, size: int, *, group: int = 1, evaluator: bool = False
         raise ConfigError(f"group={group}: a worker has at least 1 rank")
     if servers < 1:
         raise ConfigError(f"servers={servers}: a job has at least 1 server (without any: the policy allreduce)")
-    if servers > 1 and (group > 1 or evaluator):
-        raise ConfigError(f"servers={servers}: groups and an evaluator go with one server only: leave them out")
+    if servers > 1 and group > 1:
+        raise ConfigError(f"servers={servers}, group={group}: groups go with one server only: leave one of them out")
     others = servers + evaluator
     if size <= others:
         also = ", and one evaluator" if evaluator else ""

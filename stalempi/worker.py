@@ -83,6 +83,7 @@ class Worker:
         self._nbytes = max(1, sum(share.nbytes for share in self.shares))
         self.step_count = self.version = self.global_samples = 0
         self.stopping = self.preempted = False
+        self._asked = False  # a server that rank 0 does not hear of was asked to end
         self.waited = 0.0
         self.owed = False
         if run_ahead:
@@ -144,7 +145,7 @@ class Worker:
 
     def _exchange(self, kind: Kind, flags: Flag, *, version: int, samples: int = 0, loss: float = math.nan) -> None:
         self.step_count += 1
-        if preempt.requested():
+        if preempt.requested() or self._asked:
             flags |= Flag.PREEMPT
         self._send(kind, flags, version=version, samples=samples, loss=loss)
         if not self._run_ahead:
@@ -204,7 +205,8 @@ class Worker:
         self.waited = time.perf_counter() - began
         self.owed = False
         header = headers[0]
-        if any((h.version, h.samples, h.flags) != (header.version, header.samples, header.flags) for h in headers):
+        self._asked = self._asked or any(h.flags & Flag.ASKED for h in headers)
+        if len({(h.version, h.samples, h.flags & ~Flag.ASKED) for h in headers}) > 1:
             raise ProtocolError(f"rank {self._rank} step {self.step_count}: the servers' releases differ")
         self.version, self.global_samples = header.version, header.samples
         self.stopping = bool(header.flags & Flag.STOP)

@@ -193,7 +193,8 @@ def test_books_balance_and_workers_end_with_what_the_servers_have(options: dict[
     assert stats.samples == 5 * stats.updates >= min(60, options.get("total_samples", 120))
 
 
-def test_snapshots_along_the_way_are_of_the_whole_model_at_one_version() -> None:
+@pytest.mark.parametrize("evaluator", [False, True], ids=["after training", "on its own rank"])
+def test_snapshots_along_the_way_are_of_the_whole_model_at_one_version(evaluator: bool) -> None:
     """Parameters all move alike, so a snapshot of mixed versions would have several values."""
     seen: list[set[float]] = []
 
@@ -217,10 +218,10 @@ def test_snapshots_along_the_way_are_of_the_whole_model_at_one_version() -> None
         return torch.optim.SGD(model.parameters(), lr=1.0)
 
     evaluation = lambda: Evaluation(measure, 4)  # noqa: E731
-    run_job(Same, plain, ASP(), pull, workers=2, servers=2, evaluation=evaluation)
+    run_job(Same, plain, ASP(), pull, workers=2, servers=2, evaluation=evaluation, evaluator=evaluator)
     assert [len(values) for values in seen] == [1] * len(seen)
     assert seen[-1] == {20.0}
-    assert len(seen) >= 4
+    assert len(seen) >= (1 if evaluator else 4)  # a busy evaluator skips some
 
 
 def test_a_gradient_that_is_not_finite_is_skipped_on_every_server() -> None:
@@ -271,6 +272,7 @@ def test_roles_of_several_servers() -> None:
     assert [role.worker_rank for role in roles] == [None, None, 0, 1, 2]
     assert list(roles[1].takes_from) == [2, 3, 4]
     assert str(roles[1]) == "server 1"
+    assert [str(assign_role(rank, 4, servers=2, evaluator=True)) for rank in (2, 3)] == ["worker 0", "evaluator"]
     for size, words in ((2, "at least 3 ranks, 2 servers and one worker"), (5, "with one server only")):
         with pytest.raises(ConfigError, match=words):
             assign_role(0, size, servers=2, group=1 if size == 2 else 2)

@@ -21,6 +21,8 @@ from stalempi.bench.wire import Wire, wire_from, wire_options
 from stalempi.context import current
 from stalempi.errors import ConfigError
 from stalempi.policy import Policy
+from stalempi.roles import assign_role
+from stalempi.shares import check_servers
 from stalempi.train.models import build_model, check_model_name
 
 __all__ = ["summary", "synthetic"]
@@ -39,6 +41,7 @@ class _Options:
     num_warmup_batches: int
     num_batches_per_iter: int
     num_iters: int
+    servers: int
     no_cuda: bool
 
 
@@ -51,13 +54,15 @@ class _Options:
 @click.option("--num-warmup-batches", type=click.IntRange(min=0), default=10, show_default=True)
 @click.option("--num-batches-per-iter", type=_count, default=10, show_default=True)
 @click.option("--num-iters", type=_count, default=10, show_default=True)
+@click.option("--servers", type=_count, default=1, show_default=True, help="Ranks that serve, each a share.")
 @click.option("--no-cuda", is_flag=True, help="Compute on the CPU where there is a GPU too.")
 @policy_options
 @wire_options
 def synthetic(**words: Any) -> None:
     """Measure images per second on random data; the flags and lines are those of Horovod's synthetic benchmark.
 
-    Only workers count: under every policy but allreduce, rank 0 is the server, and N ranks are N - 1 workers.
+    Only workers count: under every policy but allreduce, rank 0 is the server, and N ranks are N - 1 workers; with
+    --servers S, N - S.
     """
     launched, launch = is_launched(os.environ), launch_from(words)
     ranks = words.pop("ranks")
@@ -68,6 +73,9 @@ def synthetic(**words: Any) -> None:
     options = _Options(policy=policy_from(words), wire=wire_from(words), **words)
     check_model_name(options.model)
     options.wire.check(options.policy)
+    check_servers(options.policy, options.servers, saves=False, clip_norm=None)
+    if ranks is not None and options.policy.has_server:
+        assign_role(0, ranks, servers=options.servers)
     if launched:
         _run(options)
     else:
@@ -76,7 +84,7 @@ def synthetic(**words: Any) -> None:
 
 def _run(options: _Options) -> None:
     """Measures on this rank and says what all measured."""
-    context = stalempi.init(device="cpu" if options.no_cuda else None)
+    context = stalempi.init(device="cpu" if options.no_cuda else None, servers=options.servers)
     shape = (3, options.image_size, options.image_size)
     model = build_model(options.model, num_classes=1000, input_shape=shape).to(context.device)
     inner = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -52,7 +52,7 @@ _count = click.IntRange(min=1)
     "--scenario", type=click.Choice(list(SCENARIOS)), help="Iterations take as long as in this scenario (sleep)."
 )
 @click.option("--iteration-ms", type=_positive, default=100.0, show_default=True, help="Of an undisturbed one in it.")
-@click.option("--servers", type=_count, default=1, show_default=True, help="Ranks that share the parameters.")
+@click.option("--servers", type=_count, default=1, show_default=True, help="Ranks that serve, each a share.")
 @click.option("--group", type=_count, default=1, show_default=True, help="Ranks that make one worker and push once.")
 @click.option("--evaluator", is_flag=True, help="Let the last rank test the model while the others train it.")
 @click.option(
@@ -64,6 +64,8 @@ _count = click.IntRange(min=1)
 @output_options(trace="Write every event to this file.")
 def train(**words: Any) -> None:
     """Train a model with a parameter server on rank 0 and workers on the other ranks; allreduce: only workers.
+
+    With --servers S, ranks 0 to S-1 serve, each with a share of the parameters; rank 0 alone decides.
 
     Without a launcher, -n starts the ranks; under mpirun or srun this is one of them.
     """

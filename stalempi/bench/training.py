@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -250,7 +250,7 @@ def _lead(options: TrainOptions, data: Data, model: nn.Module, pace: Pace) -> No
     correction = make_correction(options.correction)
     optimizer = _distribute(options, data, model, correction, observe)
     context = current()
-    _log_start(options, data)
+    _log_start(options, data, optimizer.share_bytes)
     resumed = context.is_server and optimizer.resumed_from is not None
     if resumed:
         logger.info("resumed from %s at %d samples", optimizer.resumed_from, optimizer.global_samples)
@@ -288,10 +288,12 @@ def _lead(options: TrainOptions, data: Data, model: nn.Module, pace: Pace) -> No
     _finish(options, model, optimizer, optimizer.evaluate())
 
 
-def _log_start(options: TrainOptions, data: Data) -> None:
+def _log_start(options: TrainOptions, data: Data, share_bytes: Sequence[int]) -> None:
     context, recipe = current(), options.recipe
     groups = f" of {options.group} ranks" if options.group > 1 else ""
-    groups += f", {options.servers} servers" if options.servers > 1 else ""
+    if options.servers > 1:
+        sizes = " + ".join(f"{nbytes / 2**20:.1f}" for nbytes in share_bytes)
+        groups += f", {options.servers} servers ({sizes} MiB)"
     groups += ", an evaluator" if options.evaluator else ""
     logger.info(
         "stalempi %s: %s, %d worker(s)%s, %s on %s (%d samples), %s, %s, messages from %s",

@@ -106,7 +106,7 @@ class Keeper:
 
     def between(self, now: float) -> None:
         """Takes a checkpoint if it is time, and ends the server if a signal asks for it."""
-        asked = preempt.requested() or ("a signal to a worker" if self._server.preempt_asked else None)
+        asked = preempt.requested() or ("a signal to another rank" if self._server.preempt_asked else None)
         if not (asked or self._is_due(now)) or not self._server.at_rest:
             return
         if asked:

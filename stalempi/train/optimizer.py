@@ -195,7 +195,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._make_server(policy, options, correction, checkpoint, restart)
         elif role.is_evaluator:
             assert evaluation is not None
-            self._critic = Critic(self._replica, evaluation, transport, timeout=timeout)
+            self._critic = Critic(self._replicas, evaluation, transport, timeout=timeout)
         else:
             self._notebook = Notebook(self._context.device) if checkpoint else None
             self._worker = self._make_worker(schedule, clip, overlap, run_ahead=run_ahead)
@@ -227,7 +227,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         )
         server.attendant = self._keeper = Keeper(server, checkpoint, restart)
         if evaluation and role.evaluator_rank:
-            self._gallery = Exhibition(server, evaluation, transport, role.evaluator_rank, timeout=self._timeout)
+            self._gallery = Exhibition(
+                server, evaluation, self._replicas, transport, role.evaluator_rank, timeout=self._timeout
+            )
         elif evaluation:
             self._gallery = Album(server, evaluation, self._replicas)
 
@@ -309,6 +311,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self._worker.rate if isinstance(self._worker, Peer) else self._need_server("rate").rate
 
     @property
+    def share_bytes(self) -> list[int]:
+        """Bytes of the parameters that each server holds, by rank; [] where there is no server."""
+        return [replica.params.nbytes for replica in self._replicas][: self._context.role.servers]
+
+    @property
     def done(self) -> bool:
         """Whether `total_samples` have been applied: time for a worker to leave its loop."""
         return self._worker is not None and self._worker.stopping
@@ -329,11 +336,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._server is None:
             raise ConfigError(f"memory is for a server, but this is {self._context.role}: see stalempi.is_server()")
         return server_memory(self._server)
-
-    @property
-    def share_bytes(self) -> list[int]:
-        """Bytes of the parameters that each server holds."""
-        return [replica.params.nbytes for replica in self._replicas]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Zeroes the gradients in place, as views of what is sent; `set_to_none` is torch's and has no effect."""

@@ -50,7 +50,7 @@ class _Snapshot:
         self._copy(self._theirs(), self._copies)
 
     def _theirs(self) -> list[Flat]:
-        return [*(replica.params for replica in self._replicas), self._replicas[0].buffers]
+        return _flats(self._replicas)
 
     @torch.no_grad()
     def _copy(self, targets: list[Flat], sources: list[Flat]) -> None:
@@ -59,20 +59,30 @@ class _Snapshot:
                 to.copy_(values)
 
 
-def _places(replica: Replica) -> tuple[Packet, Packet, tuple[NDArray[np.float64], NDArray[np.float64]]]:
+def _flats(replicas: Sequence[Replica]) -> list[Flat]:
+    return [*(replica.params for replica in replicas), replicas[0].buffers]
+
+
+def _places(replicas: Sequence[Replica]) -> tuple[Packet, Packet, tuple[NDArray[np.float64], NDArray[np.float64]]]:
     """Returns the evaluator's push and its release, and in their headers the figures, and the seconds of a snapshot."""
     figures = Packet(HEADER_BYTES + 16, Parts([]))
-    flats = (replica.params, replica.buffers)
-    release = Packet(HEADER_BYTES + 8, Parts([b for flat in flats for b in flat.buckets(replica.bucket_bytes)]))
+    buckets = [b for flat in _flats(replicas) for b in flat.buckets(replicas[0].bucket_bytes)]
+    release = Packet(HEADER_BYTES + 8, Parts(buckets))
     measured, seconds = (np.frombuffer(p.header, np.float64, -1, HEADER_BYTES) for p in (figures, release))
     return figures, release, (measured, seconds)
 
 
 class Gallery(ABC):
-    """Takes snapshots of a server's model when they are due; of rank 0's where there is no server."""
+    """Takes snapshots of a server's model when they are due; of rank 0's where there is no server.
 
-    def __init__(self, server: Server | Peer, evaluation: Evaluation) -> None:
-        self._server, self._replica, self._evaluation = server, server.replica, evaluation
+    Args:
+        server: the server, or rank 0's side where there is none.
+        evaluation: where the figures go.
+        replicas: the model, by the server that holds each share of it.
+    """
+
+    def __init__(self, server: Server | Peer, evaluation: Evaluation, replicas: Sequence[Replica]) -> None:
+        self._server, self._evaluation, self._replicas = server, evaluation, replicas
 
     def look(self, now: float) -> None:
         """Takes a snapshot if it is time for one at `now`, on the server's clock."""
@@ -106,17 +116,10 @@ class Gallery(ABC):
 
 
 class Album(Gallery):
-    """Keeps the snapshots, to measure them after training; each takes host memory for a copy of the model.
-
-    Args:
-        server: the server, or rank 0's side where there is none.
-        evaluation: where the figures go.
-        replicas: the model, by the server that holds each share of it.
-    """
+    """Keeps the snapshots, to measure them after training; each takes host memory for a copy of the model."""
 
     def __init__(self, server: Server | Peer, evaluation: Evaluation, replicas: Sequence[Replica]) -> None:
-        super().__init__(server, evaluation)
-        self._replicas = replicas
+        super().__init__(server, evaluation, replicas)
         self._kept: list[_Snapshot] = []
 
     def _add(self, seconds: float, samples: int) -> None:
@@ -130,7 +133,7 @@ class Album(Gallery):
     def _finish(self) -> None:
         for snapshot in self._kept:
             snapshot.put_back()
-            accuracy, loss = self._evaluation.measure(self._replica.model)
+            accuracy, loss = self._evaluation.measure(self._replicas[0].model)
             self._evaluation.curve.append(Point(snapshot.seconds, snapshot.samples, accuracy, loss))
 
 
@@ -140,22 +143,27 @@ class Exhibition(Gallery):
     Up to WAITING snapshots wait in order; where there is no more room the newest replaces the last of them.
 
     Args:
-        server: the server.
-        evaluation: where the figures go.
+        server, evaluation, replicas: see `Gallery`.
         transport, rank: where the evaluator is.
         timeout: seconds; an evaluator that waits for a snapshot hears from the server twice in this time.
     """
 
     def __init__(
-        self, server: Server, evaluation: Evaluation, transport: Transport, rank: int, *, timeout: float
+        self,
+        server: Server,
+        evaluation: Evaluation,
+        replicas: Sequence[Replica],
+        transport: Transport,
+        rank: int,
+        *,
+        timeout: float,
     ) -> None:
-        super().__init__(server, evaluation)
+        super().__init__(server, evaluation, replicas)
         self._timeout, self._rank, self._serving = timeout, rank, server
-        replica = self._replica
-        self._figures, self._release, values = _places(replica)
+        self._figures, self._release, values = _places(replicas)
         self._measured, self._seconds = values
         self._end = transport.server_end([self._figures], [self._release.header], [rank])
-        self._free = [_Snapshot([replica]) for _ in range(WAITING + 1)]
+        self._free = [_Snapshot(replicas) for _ in range(WAITING + 1)]
         self._waiting: deque[_Snapshot] = deque()
         self._shown: _Snapshot | None = None
         self._idle_since: float | None = None  # when a free evaluator last heard from us
@@ -220,7 +228,7 @@ class Exhibition(Gallery):
 
     def _send(self, snapshot: _Snapshot | None, flags: Flag = Flag.NONE) -> None:
         self._shown, self._idle_since = snapshot, None
-        header = Header(Kind.RELEASE, sender=0, layout=self._replica.layout, step=0, flags=flags)
+        header = Header(Kind.RELEASE, sender=0, layout=self._replicas[0].layout, step=0, flags=flags)
         if snapshot:
             header.samples, header.nbytes = snapshot.samples, snapshot.parts.nbytes
             self._seconds[0] = snapshot.seconds
@@ -231,9 +239,11 @@ class Exhibition(Gallery):
 class Critic:
     """The evaluator's side: asks for snapshots and measures them until the server says that there are no more."""
 
-    def __init__(self, replica: Replica, evaluation: Evaluation, transport: Transport, *, timeout: float) -> None:
-        self._replica, self._evaluation, self._timeout = replica, evaluation, timeout
-        self._figures, self._release, values = _places(replica)
+    def __init__(
+        self, replicas: Sequence[Replica], evaluation: Evaluation, transport: Transport, *, timeout: float
+    ) -> None:
+        self._replica, self._evaluation, self._timeout = replicas[0], evaluation, timeout
+        self._figures, self._release, values = _places(replicas)
         self._measured, self._seconds = values
         self._rank = transport.rank
         self._end = transport.worker_end(self._figures, self._release)

@@ -29,6 +29,7 @@ class Flag(enum.IntFlag):
     NONFINITE = 2  # on a push: the gradient holds a NaN or an infinity
     PREEMPT = 4  # on a push: this rank was asked to end; on a release: the job ends, and the push was not applied
     WAITING = 8  # on a push: no gradient; this worker's was applied before the checkpoint, and its release is due
+    ASKED = 16  # on a release: this server, not rank 0, was asked to end; the worker's next push tells rank 0
 
 
 class Tag(enum.IntEnum):

@@ -49,6 +49,8 @@ def test_the_total_is_that_of_all_workers() -> None:
         ("", "say how many ranks to start"),
         ("-n 1", "at least 2 ranks"),
         ("-n 2 --model resnet51", "did you mean resnet"),
+        ("-n 2 --servers 2", "at least 3 ranks, 2 servers and one worker"),
+        ("-n 3 --servers 2 --policy allreduce", "there is none"),
         ("-n 2 --policy asp --bound 3", "policy asp has no option bound"),
     ],
 )

@@ -47,7 +47,7 @@ def test_a_signal_to_a_rank_saves_and_stops_all_and_the_resumed_run_equals_an_un
     words = [str(tmp_path), "bsp", TOTAL]
     stopped = mpirun(PROGRAM, 3, *words, str(rank), "11", word, timeout=LIMIT, mpich=mpich)
     assert stopped.code == 75, stopped.err
-    assert stopped.err.count("stalempi: stopped by a signal to a worker") == 1
+    assert stopped.err.count("stalempi: stopped by a signal to another rank") == 1
     assert len(CheckpointStore(tmp_path).whole()) == 1
     assert result(mpirun(PROGRAM, 3, *words, timeout=LIMIT, mpich=mpich)) == unbroken
 

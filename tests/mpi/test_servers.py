@@ -28,6 +28,13 @@ def test_a_server_that_is_killed_ends_the_job() -> None:
     assert done.seconds < 40
 
 
+def test_a_signal_to_any_server_stops_the_job() -> None:
+    done = mpirun(PROGRAM, 4, "2", "term", "1", timeout=60)
+    assert done.code == 75, done.err
+    assert done.err.count("stalempi: stopped by") == 1, done.err
+    assert done.out == ""
+
+
 def test_what_one_server_refuses_is_told_once() -> None:
     done = mpirun(PROGRAM, 3, "2", "nan", timeout=60)
     assert done.code not in (0, None)
@@ -41,6 +48,9 @@ def test_the_command_trains_on_two_servers(tmp_path: Path) -> None:
     assert done.code == 0, done.err
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["options"]["servers"] == 2
+    assert len(result["share_bytes"]) == 2
+    assert 0 < min(result["share_bytes"]) <= max(result["share_bytes"])
+    assert "2 worker(s), 2 servers (" in done.err
     assert len(result["workers"]) == 2
     assert result["accuracy"] > 0.6
     assert len(result["curve"]) >= 3

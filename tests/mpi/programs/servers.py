@@ -1,4 +1,7 @@
-"""Trains under BSP on SERVERS servers and compares with one process: servers.py SERVERS [die RANK | nan]"""
+"""Trains under BSP on SERVERS servers and compares with one process: servers.py SERVERS [die RANK | term RANK | nan]
+
+With term the workers never end by themselves.
+"""
 
 import os
 import signal
@@ -39,6 +42,8 @@ optimizer = stalempi.DistributedOptimizer(
 if context.is_server:
     if what[:1] == ["die"] and int(what[1]) == context.rank:
         os.kill(os.getpid(), signal.SIGKILL)
+    if what[:1] == ["term"] and int(what[1]) == context.rank:
+        os.kill(os.getpid(), signal.SIGTERM)
     optimizer.serve()
     if context.rank == 0:
         alone = make_model()
@@ -47,4 +52,7 @@ if context.is_server:
         print(max(float((a - b).abs().max()) for a, b in pairs), flush=True)
 else:
     with optimizer:
-        train(model, optimizer, slice(context.worker_rank, None, context.num_workers), poor=what == ["nan"])
+        part = slice(context.worker_rank, None, context.num_workers)
+        train(model, optimizer, part, poor=what == ["nan"])
+        while what[:1] == ["term"]:
+            train(model, optimizer, part)
