@@ -136,3 +136,12 @@ def test_a_torch_without_the_splitter_is_named(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "torch.distributed.pipelining", None)
     with pytest.raises(ConfigError, match=r"has no torch\.distributed\.pipelining: install 2\.4"):
         split_exported(Residual(), (torch.randn(3, 4),), ["b"])
+
+
+def test_modules_that_are_put_back_stay_in_the_modes_that_they_were_in() -> None:
+    model = Residual()
+    model.a.eval()
+    model.drop.eval()
+    blocks = split_exported(model, (torch.randn(3, 4),), ["b"])
+    modes = {name: part.training for block in blocks.modules for name, part in block.named_modules()}
+    assert {name: modes[name] for name in ("a", "b", "c", "drop")} == {"a": False, "b": True, "c": True, "drop": False}
