@@ -16,6 +16,7 @@ from torch import Tensor
 
 from stalempi.errors import ConfigError, ProtocolError
 from stalempi.flat import Flat
+from stalempi.pages import zeros
 
 __all__ = ["COMPRESSIONS", "Compression", "Half", "Rows", "TopK", "Wire", "make_compression"]
 
@@ -73,7 +74,7 @@ class _Copied(Code):
 
     def __init__(self, part: Tensor, dtype: torch.dtype | None = None) -> None:
         super().__init__(part)
-        self.wire = self.checked = torch.empty_like(part, dtype=dtype)
+        self.wire = self.checked = zeros(len(part), dtype or part.dtype, part.device)
 
     @torch.no_grad()
     def encode(self) -> None:
@@ -93,7 +94,7 @@ class _Largest(Code):
     def __init__(self, part: Tensor, count: int) -> None:
         super().__init__(part)
         edge = count * part.itemsize
-        self.wire = torch.zeros(edge + 4 * count, dtype=torch.uint8, device=part.device)
+        self.wire = zeros(edge + 4 * count, torch.uint8, part.device)
         self.checked = part
         self._values, self._places = self.wire[:edge].view(part.dtype), self.wire[edge:].view(torch.int32)
         self._rest: Tensor | None = None  # what was left out; only a sender has it
@@ -135,7 +136,7 @@ class Rows(Code):
         super().__init__(matrix)
         count, width = matrix.shape
         self._row = 8 + width * matrix.itemsize
-        self.wire = torch.zeros(8 + count * self._row, dtype=torch.uint8, device=matrix.device)
+        self.wire = zeros(8 + count * self._row, torch.uint8, matrix.device)
         self.rows = torch.empty(0, dtype=torch.int64, device=matrix.device)
         self.length = 8
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from stalempi.errors import ConfigError
+from stalempi.pages import zeros
 
 __all__ = ["ALIGNMENT", "MAX_BUCKET_BYTES", "Bucket", "Flat"]
 
@@ -57,7 +58,7 @@ class Flat:
         self._device = torch.device(device) if device else tensors[0].device if tensors else torch.device("cpu")
         self._starts, sizes = self._place()
         self._dtypes = list(sizes)
-        self.storages = [torch.zeros(size, dtype=dtype, device=self._device) for dtype, size in sizes.items()]
+        self.storages = [zeros(size, dtype, self._device) for dtype, size in sizes.items()]
         self.views = self._make_views()
 
     def _place(self) -> tuple[list[int], dict[torch.dtype, int]]:

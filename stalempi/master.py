@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
+from stalempi.pages import zeros
 from stalempi.replica import Replica
 from stalempi.transport.base import Parts
 
@@ -48,7 +48,10 @@ class MasterCopy:
         if self._settle(self.parts, _PATIENCE):
             return
         self.moves += 1
-        storages, parts = self._free() or ([torch.empty_like(s) for s in self._replica.params.storages], None)
+        storages, parts = self._free() or (
+            [zeros(len(s), s.dtype, s.device) for s in self._replica.params.storages],
+            None,
+        )
         old = self._replica.params.move(self._replica.trained, storages)
         self._lingering.append((old, self.parts))
         self.parts = parts or self._replica.release_parts()

@@ -21,6 +21,8 @@ from stalempi.bench.picture import draw_exchange, need_matplotlib
 from stalempi.bench.progress import console
 from stalempi.bench.report import check_writable, environment
 from stalempi.errors import ConfigError
+from stalempi.roles import assign_role
+from stalempi.shares import check_servers
 
 __all__ = ["Timing", "comm", "parse_sizes", "row_of"]
 
@@ -38,6 +40,7 @@ class Timing:
 @click.command()
 @click.option("-n", "--ranks", type=int, help="Ranks to start: 1 server and RANKS - 1 workers. Not under a launcher.")
 @launch_options
+@click.option("--servers", type=click.IntRange(min=1), default=1, show_default=True, help="Ranks that share each push.")
 @policy_options_with("asp")
 @click.option(
     "--sizes", default="1KB..100MB", show_default=True, help="Of a push: FROM..TO in powers of ten, or with commas."
@@ -60,6 +63,11 @@ def comm(**words: Any) -> None:
     if ranks is not None and ranks < 2:
         raise ConfigError(f"-n {ranks}: a job needs at least 2 ranks")
     policy, sizes = policy_from(words), parse_sizes(words["sizes"])
+    check_servers(policy, words["servers"], saves=False, clip_norm=None)
+    if ranks is not None:
+        assign_role(0, ranks, servers=words["servers"])
+    if min(sizes) < 4 * words["servers"]:
+        raise ConfigError(f"--sizes from {_bytes(min(sizes))}: {words['servers']} servers share at least 4 bytes each")
     if words["out"]:
         need_matplotlib()
     if launched:
@@ -104,12 +112,15 @@ def _check_memory(size: int, ranks: int) -> None:
 
 
 def _measure(policy: stalempi.Policy, sizes: Sequence[int], words: dict[str, Any]) -> None:
-    context = stalempi.init(device="cpu")
+    context = stalempi.init(device="cpu", servers=words["servers"])
     from stalempi.bench.exchange import measure  # noqa: PLC0415 - imports MPI, which starts it
 
     workers = context.num_workers if policy.has_server else context.size
     if context.rank == 0:
-        click.echo(f"stalempi {stalempi.__version__}: {policy}, {workers} worker(s), {context.transport.description}")
+        shared = f", {words['servers']} servers" if words["servers"] > 1 else ""
+        click.echo(
+            f"stalempi {stalempi.__version__}: {policy}, {workers} worker(s){shared}, {context.transport.description}"
+        )
     rows = []
     for size in sizes:
         found = measure(context, policy, size, repeats=words["repeats"])
@@ -120,7 +131,7 @@ def _measure(policy: stalempi.Policy, sizes: Sequence[int], words: dict[str, Any
     screen.width = max(screen.width, 120)
     screen.print(_table(rows), highlight=False)
     if words["out"]:
-        result = {"policy": str(policy), "workers": workers, "rows": rows}
+        result = {"policy": str(policy), "workers": workers, "servers": words["servers"], "rows": rows}
         result["environment"] = environment(context.transport.description) | {"buffers": context.transport.buffers}
         (words["out"] / "comm.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
         (words["out"] / "comm.md").write_text(_markdown(rows), encoding="utf-8")

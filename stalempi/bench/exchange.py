@@ -50,19 +50,21 @@ def _pieces(nbytes: int, piece: int) -> list[slice]:
 
 def _raw(context: Context, nbytes: int, iterations: int, piece: int) -> list[float]:
     """A worker sends and receives so many bytes, and nobody looks at them: plain Isend and Irecv."""
-    comm, ranges = MPI.COMM_WORLD, _pieces(nbytes, piece)
-    out = np.ones(nbytes, np.uint8)
-    if context.is_server:
-        turns = [_answer(comm, worker, out, ranges, iterations + 1) for worker in range(1, context.size)]
+    comm, servers = MPI.COMM_WORLD, max(1, context.role.servers)
+    nbytes //= servers
+    ranges, out = _pieces(nbytes, piece), np.ones(nbytes, np.uint8)
+    if context.rank < servers:
+        turns = [_answer(comm, worker, out, ranges, iterations + 1) for worker in range(servers, context.size)]
         while turns:
             turns = [turn for turn in turns if next(turn, True) is None]
             os.sched_yield()
         return []
-    back = np.ones(nbytes, np.uint8)
+    backs = [np.ones(nbytes, np.uint8) for _ in range(servers)]
+    outs = [out, *(np.ones(nbytes, np.uint8) for _ in range(1, servers))]
 
     def exchange() -> None:
-        requests = [comm.Irecv(back[part], 0, _TAG) for part in ranges]
-        requests += [comm.Isend(out[part], 0, _TAG) for part in ranges]
+        requests = [comm.Irecv(backs[server][part], server, _TAG) for server in range(servers) for part in ranges]
+        requests += [comm.Isend(outs[server][part], server, _TAG) for server in range(servers) for part in ranges]
         while not MPI.Request.Testall(requests):
             os.sched_yield()
 
@@ -91,52 +93,59 @@ def _parts(nbytes: int) -> Parts:
 
 def _pushed(context: Context, nbytes: int, iterations: int) -> list[float]:
     """A push and its release, as the transport carries them; nothing is computed."""
+    nbytes //= context.role.servers
     if not context.is_server:
         return _push(context, nbytes, iterations)
     pushes = [Packet(HEADER_BYTES, _parts(nbytes)) for _ in range(context.num_workers)]
     headers = [bytearray(HEADER_BYTES) for _ in pushes]
-    end, parts, left = context.transport.server_end(pushes, headers), _parts(nbytes), context.num_workers
+    ranks = context.role.takes_from
+    end, parts, left = context.transport.server_end(pushes, headers, ranks), _parts(nbytes), context.num_workers
     while left:
         for worker in end.receive(1.0):
             if Header.unpack(pushes[worker].header).kind is Kind.LEAVE:
                 left -= 1
                 continue
-            Header(Kind.RELEASE, sender=0, layout=0, step=0, nbytes=parts.nbytes).pack_into(headers[worker])
+            Header(Kind.RELEASE, sender=context.rank, layout=0, step=0, nbytes=parts.nbytes).pack_into(headers[worker])
             end.release(worker, parts)
     end.close(_LIMIT)
     return []
 
 
 def _push(context: Context, nbytes: int, iterations: int) -> list[float]:
-    push, release = Packet(HEADER_BYTES, _parts(nbytes)), Packet(HEADER_BYTES, _parts(nbytes))
-    end = context.transport.worker_end(push, release)
+    pushes = [Packet(HEADER_BYTES, _parts(nbytes)) for _ in range(context.role.servers)]
+    ends = [
+        context.transport.worker_end(push, Packet(HEADER_BYTES, _parts(nbytes)), server)
+        for server, push in enumerate(pushes)
+    ]
 
     def exchange() -> None:
-        header = Header(Kind.PUSH, sender=context.rank, layout=0, step=0, nbytes=push.parts.nbytes)
-        header.pack_into(push.header)
-        end.push()
-        if not end.receive(_LIMIT):
+        for push, end in zip(pushes, ends, strict=True):
+            header = Header(Kind.PUSH, sender=context.rank, layout=0, step=0, nbytes=push.parts.nbytes)
+            header.pack_into(push.header)
+            end.push()
+        if not all(end.receive(_LIMIT) for end in ends):
             raise stalempi.StallError(f"no release came within {_LIMIT:g} s")
 
     took = _timed(iterations, exchange)
-    Header(Kind.LEAVE, sender=context.rank, layout=0, step=0).pack_into(push.header)
-    end.leave(_LIMIT)
-    end.close()
+    for push, end in zip(pushes, ends, strict=True):
+        Header(Kind.LEAVE, sender=context.rank, layout=0, step=0).pack_into(push.header)
+        end.leave(_LIMIT)
+        end.close()
     return took
 
 
 def _stepped(context: Context, nbytes: int, iterations: int, policy: Policy) -> list[float]:
     """A whole step of an optimizer, SGD's update and the check for NaN with it."""
-    del context
-    model = nn.Module()
-    model.weight = nn.Parameter(torch.ones(nbytes // 4))
+    servers = max(1, context.role.servers)
+    model = nn.ParameterList([nn.Parameter(torch.ones(nbytes // 4 // servers)) for _ in range(servers)])
     inner = torch.optim.SGD(model.parameters(), lr=1e-6)
     optimizer = stalempi.DistributedOptimizer(inner, model=model, policy=policy)
     if stalempi.is_server():
         optimizer.serve()
         return []
     with optimizer:
-        model.weight.grad = torch.ones(nbytes // 4)
+        for weight in model:
+            weight.grad = torch.ones_like(weight)
         return _timed(iterations, lambda: optimizer.step(samples=1))
 
 
@@ -183,7 +192,7 @@ def _leave_gloo() -> None:
 def _has_gloo(context: Context) -> bool:
     import torch.distributed as dist  # noqa: PLC0415
 
-    return context.local_size == context.size and dist.is_available() and dist.is_gloo_available()
+    return context.size > 1 and context.local_size == context.size and dist.is_available() and dist.is_gloo_available()
 
 
 def _rivals(context: Context, policy: Policy, nbytes: int) -> dict[str, Rival]:

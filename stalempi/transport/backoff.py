@@ -18,28 +18,33 @@ class Backoff:
         spin: seconds to spin, yielding the core, before the first sleep.
         shortest, longest: seconds of the first sleep and of the longest one.
         growth: each sleep is that many times the one before, so one overshoots by at most growth - 1 of the wait.
-        eager: seconds that no sleep exceeds while a message is half here, since MPI moves large ones only when called.
+        patience: seconds to spin while a message is half here: MPI moves a large one only when called, a piece a time.
+        eager: seconds that no sleep exceeds while one still is, after that.
     """
 
     spin: float = 1e-3
     shortest: float = 20e-6
     longest: float = 1e-3
     growth: float = 1.2
+    patience: float = 0.2
     eager: float = 50e-6
+    _half_since: float | None = field(default=None, init=False)
     _since: float | None = field(default=None, init=False)
     _sleep: float = field(default=0.0, init=False)
 
     def reset(self) -> None:
         """Begins anew: the next pauses spin."""
-        self._since = None
+        self._since = self._half_since = None
         self._sleep = self.shortest
 
     def pause(self, *, half_here: bool = False) -> None:
         """Lets other processes run for a moment."""
+        now = time.perf_counter()
         if self._since is None:
-            self._since = time.perf_counter()
-            self._sleep = self.shortest
-        if time.perf_counter() - self._since < self.spin:
+            self._since, self._sleep = now, self.shortest
+        if half_here and self._half_since is None:
+            self._half_since = now
+        if now - self._since < self.spin or (half_here and now - (self._half_since or now) < self.patience):
             os.sched_yield()
             return
         time.sleep(min(self._sleep, self.eager) if half_here else self._sleep)
