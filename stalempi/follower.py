@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -10,6 +12,7 @@ from stalempi.correction import Correction
 from stalempi.errors import StallError
 from stalempi.holder import Holder, ServerOptions
 from stalempi.orders import Order, read_orders
+from stalempi.parcels import receive_value, send_value
 from stalempi.pipeline.link import Lane, Links
 from stalempi.replica import Replica
 from stalempi.silence import CHECK_EVERY
@@ -42,14 +45,34 @@ class Follower(Holder):
         options: ServerOptions,
         correction: Correction | None = None,
     ) -> None:
-        super().__init__(replica, transport, options=options, correction=correction)
+        super().__init__(replica, transport, options=replace(options, note_bytes=0), correction=correction)
         timeout = options.stall_timeout
         self._links_in = links.receiver(0, Lane.ORDER, 1, timeout=timeout, device=torch.device("cpu"))
         self._links_out = links.sender(0, Lane.SHARE, 1, timeout=timeout)
+        self._state_in = links.receiver(0, Lane.STATE, 1, timeout=timeout, device=torch.device("cpu"))
+        self._state_out = links.sender(0, Lane.STATE, 1, timeout=timeout)
         self._orders: deque[tuple[Order, tuple[int, ...]]] = deque()
         self._arrived: set[int] = set()  # workers whose message is here and not taken
-        self._heard = self._gathered = 0
+        self._heard = self._gathered = self._saved = 0
         self._over = False
+
+    def state(self) -> dict[str, Any]:
+        """Returns what a checkpoint keeps of this server besides its parameters, by parts."""
+        return {
+            "optimizer": self.replica.optimizer.state_dict()["state"],
+            "correction": self._correction.state() if self._correction else None,
+        }
+
+    def take_over(self) -> None:
+        """Goes on from what rank 0 has found in a checkpoint and sends."""
+        known, optimizer = receive_value(self._state_in, 0), self.replica.optimizer
+        optimizer.load_state_dict({"state": known["optimizer"], "param_groups": optimizer.state_dict()["param_groups"]})
+        self.stats.updates, self.stats.samples = known["updates"], known["samples"]
+        for slot, stats, iterations in zip(self._slots, self.stats.workers, known["iterations"], strict=True):
+            slot.version, slot.step = self.stats.updates, iterations
+            stats.iterations = iterations
+        if self._correction and known["correction"]:
+            self._correction.load_state(known["correction"])
 
     def serve(self) -> RunStats:
         """Serves until rank 0 says that all workers have left.
@@ -65,6 +88,7 @@ class Follower(Holder):
         self._end.close(self.options.stall_timeout)
         self._links_out.flush()
         self._links_in.close()
+        self._state_in.close()
         return self.stats
 
     def _check(self, silent: float) -> None:
@@ -116,5 +140,8 @@ class Follower(Holder):
                 self._links_out.send((self._gathered, 0), [nbytes, *self.replica.params.storages])
                 self._links_out.flush()
                 self._gathered += 1
+            case Order.SAVE:
+                send_value(self._state_out, self._saved, self.state())
+                self._saved += 1
             case Order.END:
                 self._over = True

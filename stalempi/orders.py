@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from stalempi.pipeline.link import Lane, Links, Receiver
+from stalempi.parcels import receive_value, send_value
+from stalempi.pipeline.link import Lane, Links, Receiver, Sender
 from stalempi.policy.base import Apply, Continue, Decision, Drop, Release
 from stalempi.replica import Replica
 
@@ -29,7 +31,8 @@ class Order(enum.IntEnum):
     CONTINUE = 5
     DRAIN = 6
     GATHER = 7  # send your share to rank 0
-    END = 8
+    SAVE = 8  # and what a checkpoint keeps besides
+    END = 9
 
 
 _OF: dict[type[Drop] | type[Release] | type[Continue], Order] = {
@@ -56,14 +59,16 @@ class Orders:
         self, replicas: Sequence[Replica], num_workers: int, links: Links | None = None, timeout: float = 600.0
     ) -> None:
         self._replicas = replicas
-        self._senders, self._receivers = [], list[Receiver]()
+        self._senders, self._receivers, self._states = [], list[Receiver](), list[tuple[Sender, Receiver]]()
         for server, replica in enumerate(replicas, start=1):
             assert links is not None
             device = replica.params.storages[0].device
             self._senders.append(links.sender(server, Lane.ORDER, _DEPTH, timeout=timeout))
             self._receivers.append(links.receiver(server, Lane.SHARE, 1, timeout=timeout, device=device))
+            states = links.receiver(server, Lane.STATE, 1, timeout=timeout, device=torch.device("cpu"))
+            self._states.append((links.sender(server, Lane.STATE, 1, timeout=timeout), states))
         self._pending: list[int] = []
-        self._sent = self._gathered = 0
+        self._sent = self._gathered = self._saved = 0
         self.bytes_pushed = [0] * num_workers
 
     def add(self, order: Order, *workers: int) -> None:
@@ -100,13 +105,32 @@ class Orders:
             self.bytes_pushed = [a + b for a, b in zip(self.bytes_pushed, nbytes.tolist(), strict=True)]
         self._gathered += 1
 
+    def collect(self) -> list[dict[str, Any]]:
+        """Gathers, and returns each other server's `Follower.state`, as the orders so far leave it."""
+        self.gather()
+        self.add(Order.SAVE)
+        self.send()
+        found = [receive_value(receiver, self._saved) for _, receiver in self._states]
+        self._saved += 1
+        return found
+
+    def hand_out(self, states: Sequence[dict[str, Any]]) -> None:
+        """Gives each other server what it goes on from, before any order; see `Follower.take_over`."""
+        for (sender, _), state in zip(self._states, states, strict=True):
+            send_value(sender, 0, state)
+
+    @property
+    def replicas(self) -> Sequence[Replica]:
+        """The shares of the other servers."""
+        return self._replicas
+
     def end(self) -> None:
         """Says that all workers have left; returns when all servers have taken that."""
         self.add(Order.END)
         self.send()
         for sender in self._senders:
             sender.flush()
-        for receiver in self._receivers:
+        for receiver in [*self._receivers, *(receiver for _, receiver in self._states)]:
             receiver.close()
 
 

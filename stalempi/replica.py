@@ -71,6 +71,7 @@ class Replica:
         self._share = share
         trained = {name: p for name, p in named.items() if id(p) in held}
         server = share_out([p.nbytes for p in trained.values()], share[1])
+        self._everywhere = trained
         self.names = [name for name, its in zip(trained, server, strict=True) if its == share[0]]
         self.trained = [named[name] for name in self.names]
         self.sparse = _sparse(model, self.trained) if sparse else frozenset[int]()
@@ -84,16 +85,17 @@ class Replica:
         self._hyper_count = sum(_width(g[key]) for g, keys in self._group_keys() for key in keys)
         self.layout = zlib.crc32("\n".join(self.describe()).encode())
 
-    def describe(self) -> list[str]:
-        """Returns the lines that must be the same on every rank."""
+    def describe(self, *, whole: bool = False) -> list[str]:
+        """Returns the lines that must be the same on every rank; `whole`: those of the model, however it is shared."""
+        trained = self._everywhere if whole else dict(zip(self.names, self.trained, strict=True))
         lines = [f"optimizer {type(self.optimizer).__name__}", f"bucket_bytes {self.bucket_bytes}"]
-        lines += [f"sparse {self.names[place]}" for place in sorted(self.sparse)]
-        lines += [f"share {self._share[0]} of {self._share[1]}"] if self._share[1] > 1 else []
+        lines += [f"sparse {self.names[place]}" for place in sorted(self.sparse) if not whole]
+        lines += [f"share {self._share[0]} of {self._share[1]}"] if self._share[1] > 1 and not whole else []
         lines += [f"compression {self.compression}"] if self.compression else []
-        lines += [f"parameter {name} {_shape(p)}" for name, p in zip(self.names, self.trained, strict=True)]
+        lines += [f"parameter {name} {_shape(p)}" for name, p in trained.items()]
         lines += [f"untrained parameter {name} {_shape(p)}" for name, p in self._fixed.items()]
         lines += [f"buffer {name} {_shape(b)}" for name, b in self._persistent.items()]
-        names = {id(p): name for name, p in zip(self.names, self.trained, strict=True)}
+        names = {id(p): name for name, p in trained.items()}
         for number, (group, keys) in enumerate(self._group_keys()):
             ours = [names[id(p)] for p in group["params"] if id(p) in names]
             members = zlib.crc32(" ".join(ours).encode())

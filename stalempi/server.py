@@ -117,6 +117,11 @@ class Server(Holder):
         """Brings the other servers' shares to this rank's model, at the version that its own has."""
         self._orders.gather()
 
+    @property
+    def orders(self) -> Orders:
+        """What tells the other servers, if there are any."""
+        return self._orders
+
     def _attend(self) -> None:
         if self.attendant and not self.draining:
             self.attendant.between(self.options.now())
@@ -127,6 +132,7 @@ class Server(Holder):
         self._silence.broken(worker, now)
         slot.step = header.step
         if header.flags & Flag.WAITING:
+            self._orders.add(Order.SKIP, worker)
             self._arrived(worker)
         elif self.draining:
             self._orders.add(Order.SKIP, worker)
@@ -172,7 +178,8 @@ class Server(Holder):
     def _carry_out(self, decisions: Sequence[Decision]) -> None:
         """Tells the other servers first, so that all of them work at the same time."""
         for decision in decisions:
-            self._orders.add_decision(decision)
+            if isinstance(decision, Apply) or decision.worker not in self._absent:
+                self._orders.add_decision(decision)
         self._orders.send()
         for decision in decisions:
             match decision:

@@ -10,14 +10,12 @@ from stalempi.policy import CachedSSP, Policy
 __all__ = ["check_servers", "share_out"]
 
 
-def check_servers(policy: Policy, servers: int, *, saves: bool, clip_norm: float | None) -> None:
-    """Raises ConfigError where several servers do not do; `saves`: the job is to take checkpoints."""
+def check_servers(policy: Policy, servers: int, *, clip_norm: float | None = None) -> None:
+    """Raises ConfigError where several servers do not do."""
     if servers < 2:
         return
     if not policy.has_server:
         raise ConfigError(f"servers={servers}: under {policy} there is none")
-    if saves:
-        raise ConfigError(f"servers={servers}: a checkpoint knows one server only; leave one of them out")
     if clip_norm is not None:
         raise ConfigError(f"servers={servers}: no server sees a whole norm; clip by value, or on the worker")
     if isinstance(policy, CachedSSP):

@@ -80,7 +80,6 @@ class Worker:
             )
             for number, replica in enumerate(replicas)
         ]
-        self._nbytes = max(1, sum(share.nbytes for share in self.shares))
         self.step_count = self.version = self.global_samples = 0
         self.stopping = self.preempted = False
         self._asked = False  # a server that rank 0 does not hear of was asked to end
@@ -195,9 +194,16 @@ class Worker:
             samples=samples,
             loss=loss,
             waited=self.waited,
-            hidden=sum(share.end.hidden * share.nbytes for share in self.shares) / self._nbytes,
+            hidden=self._hidden(),
             flags=flags,
         )
+
+    def _hidden(self) -> float:
+        """Returns the share of the last push's bytes, to all servers, that had left when backward was over."""
+        if len(self.shares) == 1:
+            return self.shares[0].end.hidden
+        nbytes = max(1, sum(share.nbytes for share in self.shares))
+        return sum(share.end.hidden * share.nbytes for share in self.shares) / nbytes
 
     def _await_release(self) -> None:
         began = time.perf_counter()

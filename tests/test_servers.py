@@ -21,7 +21,6 @@ from stalempi.replica import Replica
 from stalempi.roles import assign_role
 from stalempi.shares import share_out
 from stalempi.train.evaluation import Evaluation
-from stalempi.train.keeper import Checkpoint
 from stalempi.train.optimizer import DistributedOptimizer
 from stalempi.transport.inproc import InprocTransport, run_ranks
 from stalempi.transport.message import Header, Kind
@@ -256,7 +255,6 @@ def test_a_signal_stops_all_servers() -> None:
     [
         (CachedSSP(2), {}, "plain ssp"),
         (BSP(), {"clip_norm": 1.0}, "whole norm"),
-        (BSP(), {"checkpoint": Checkpoint("/tmp")}, "one server only"),
         (Allreduce(), {}, "no servers"),
     ],
     ids=str,

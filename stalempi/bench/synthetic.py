@@ -73,7 +73,7 @@ def synthetic(**words: Any) -> None:
     options = _Options(policy=policy_from(words), wire=wire_from(words), **words)
     check_model_name(options.model)
     options.wire.check(options.policy)
-    check_servers(options.policy, options.servers, saves=False, clip_norm=None)
+    check_servers(options.policy, options.servers)
     if ranks is not None and options.policy.has_server:
         assign_role(0, ranks, servers=options.servers)
     if launched:

@@ -89,7 +89,7 @@ class TrainOptions:
     def _check_job(self) -> None:
         """Raises ConfigError if the policy, groups, checkpoints and the like do not go together."""
         self.wire.check(self.policy)
-        check_servers(self.policy, self.servers, saves=bool(self.checkpoint), clip_norm=self.recipe.clip_norm)
+        check_servers(self.policy, self.servers, clip_norm=self.recipe.clip_norm)
         check_run_ahead(self.policy, self.group, run_ahead=self.wire.run_ahead)
         if self.policy.has_server:
             return

@@ -150,7 +150,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise ConfigError("the job has an evaluator rank, and nothing for it to do: give evaluation=...")
         self._evaluation = evaluation
         _check_job(policy, role, correction, checkpoint, overlap, compression)
-        check_servers(policy, role.servers, saves=checkpoint is not None, clip_norm=clip_norm)
+        check_servers(policy, role.servers, clip_norm=clip_norm)
         check_run_ahead(policy, role.group_size, run_ahead=run_ahead)
         restart = self._load(checkpoint)
         self._join(
@@ -203,6 +203,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         contexts.open_jobs.append(self)
         self._rejoin(
             checkpoint,
+            restart,
             restart.for_workers(policy, role.num_workers, role.group_size, total_samples) if restart else b"",
         )
 
@@ -254,7 +255,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _load(self, checkpoint: Checkpoint | None) -> Restart | None:
         """Gives the server what its checkpoint holds, if there is one, which then joining gives to all ranks."""
-        path = checkpoint.find() if checkpoint and self._context.is_server else None
+        path = checkpoint.find() if checkpoint and self._context.is_server and not self._context.rank else None
         if path is None:
             return None
         restart = Restart(path)
@@ -262,11 +263,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.param_groups, self.state = self._replica.optimizer.param_groups, self._replica.optimizer.state
         return restart
 
-    def _rejoin(self, checkpoint: Checkpoint | None, ours: bytes) -> None:
-        """Brings workers to where the server's checkpoint has them, if there is one: `ours` of the server says."""
+    def _rejoin(self, checkpoint: Checkpoint | None, found: Restart | None, ours: bytes) -> None:
+        """Brings other ranks to where rank 0's checkpoint has them, if it has `found` one: `ours` tells workers."""
         known = self._context.transport.allgather(ours, self._timeout)[0] if checkpoint else b""
         if not known:
             return
+        if found and isinstance(self._server, Server):
+            found.hand_out(self._server)
+        if isinstance(self._server, Follower):
+            self._server.take_over()
+            self.param_groups, self.state = self._replica.optimizer.param_groups, self._replica.optimizer.state
         if isinstance(self._worker, Worker) and self._notebook:
             restart = WorkerRestart(known, self._context.role)
             restart.load(self._replica, self._notebook)

@@ -24,6 +24,8 @@ __all__ = ["Restart", "WorkerRestart", "describe"]
 def describe(server: Server, now: float) -> dict[str, Any]:
     """Returns the state of a server at rest, at `now` (s), by part: the very tensors, not copies.
 
+    Of several servers, the others send theirs. What is returned is as if there were one, but for the corrections.
+
     model       the state_dict, running statistics combined; it loads in plain torch
     optimizer   the state of the torch optimizer, by parameter
     server      clocks and counts
@@ -31,16 +33,29 @@ def describe(server: Server, now: float) -> dict[str, Any]:
     """
     workers = server.policy.clocks.workers()
     correction = server.correction
+    others = server.orders.collect()
+    stats = asdict(server.stats)
+    for each, more in zip(stats["workers"], server.orders.bytes_pushed, strict=True):
+        each["bytes_pushed"] += more
+    optimizer = dict(server.replica.optimizer.state_dict()["state"])
+    for other in others:
+        optimizer |= other["optimizer"]
     return {
         "model": server.replica.model.state_dict(),
-        "optimizer": server.replica.optimizer.state_dict()["state"],
+        "optimizer": optimizer,
         "server": {
             "now": now,
             "layout": _layout(server.replica),
-            "stats": asdict(server.stats),
+            "stats": stats,
             "policy": {"name": str(server.policy), "everybody": len(list(workers)) == len(server.slots)},
             "policy_state": server.policy.state(now),
-            "correction": {"name": correction.name, "state": correction.state()} if correction else None,
+            "correction": {
+                "name": correction.name,
+                "state": correction.state(),
+                "others": [other["correction"] for other in others],
+            }
+            if correction
+            else None,
         },
         "workers": [
             {
@@ -110,14 +125,43 @@ class Restart:
                 slot.note[:] = self._workers[worker]["note"].numpy().tobytes()
                 for mine, saved in zip(slot.buffers.storages, self._workers[worker]["buffers"], strict=True):
                     mine.copy_(saved)
-        correction = self._server["correction"]
-        if correction and server.correction and correction["name"] == server.correction.name:
-            server.correction.load_state(correction["state"])
+        corrections = self._corrections(server)
+        if server.correction and corrections[0]:
+            server.correction.load_state(corrections[0])
         state: dict[str, Any] = self._server["policy_state"]
         if same and self._policy_goes_on(server.policy, len(server.slots)):
             server.policy.load_state(state, now)
         else:
             server.policy.clocks.total = int(state["clocks"]["total"])
+
+    def hand_out(self, server: Server) -> None:
+        """Gives each other server the part of the state that is of its share, and keeps the rest."""
+        optimizer, replicas = server.replica.optimizer, server.orders.replicas
+        place = {id(p): n for n, p in enumerate(p for group in optimizer.param_groups for p in group["params"])}
+        saved = self._parts["optimizer"]
+        states = []
+        for replica, correction in zip(replicas, self._corrections(server)[1:], strict=True):
+            ours = [place[id(parameter)] for parameter in replica.trained]
+            states.append(
+                {
+                    "optimizer": {n: saved[n] for n in ours if n in saved},
+                    "updates": server.stats.updates,
+                    "samples": server.stats.samples,
+                    "iterations": [worker.iterations for worker in server.stats.workers],
+                    "correction": correction,
+                }
+            )
+            for parameter in replica.trained:
+                optimizer.state.pop(parameter, None)
+        server.orders.hand_out(states)
+
+    def _corrections(self, server: Server) -> list[dict[str, Any] | None]:
+        """Returns what each server's correction goes on from; None where it begins anew, as with other shares."""
+        saved, servers = self._server["correction"], 1 + len(server.orders.replicas)
+        if not saved or not server.correction or saved["name"] != server.correction.name:
+            return [None] * servers
+        found = [saved["state"], *saved.get("others", ())]
+        return found if len(found) == servers else [None] * servers
 
     def stats(self, num_workers: int, now: float) -> RunStats:
         """Returns the counts to go on from; times moved to a clock that shows `now` (s)."""
@@ -180,4 +224,4 @@ class WorkerRestart:
 
 def _layout(replica: Replica) -> list[str]:
     """Returns what must be the same in the program that resumes; buckets may differ."""
-    return [line for line in replica.describe() if not line.startswith("bucket_bytes")]
+    return [line for line in replica.describe(whole=True) if not line.startswith("bucket_bytes")]

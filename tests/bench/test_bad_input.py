@@ -45,7 +45,6 @@ def called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("-n 3 --servers 2 --evaluator", "at least 4 ranks, 2 servers and one worker, and one evaluator"),
         ("-n 6 --servers 2 --group 2", "groups go with one server only"),
         ("-n 4 --servers 2 --slow 1=2", "workers are ranks 2 to 3"),
-        ("-n 4 --servers 2 --checkpoint-dir /tmp", "a checkpoint knows one server only"),
         ("-n 4 --servers 2 --clip-norm 1", "no server sees a whole norm"),
         ("-n 4 --servers 2 --policy ssp-cached --bound 2", "take plain ssp"),
         ("-n 4 --servers 2 --policy allreduce", "under allreduce"),

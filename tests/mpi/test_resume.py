@@ -52,6 +52,16 @@ def test_a_signal_to_a_rank_saves_and_stops_all_and_the_resumed_run_equals_an_un
     assert result(mpirun(PROGRAM, 3, *words, timeout=LIMIT, mpich=mpich)) == unbroken
 
 
+def test_several_servers_go_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    servers = {"SERVERS": "2"}
+    words = [str(tmp_path / "broken"), "bsp", TOTAL]
+    stopped = mpirun(PROGRAM, 4, *words, "3", "11", "SIGUSR1", timeout=LIMIT, env=servers)
+    assert stopped.code == 75, stopped.err
+    assert len(CheckpointStore(tmp_path / "broken").whole()) == 1
+    whole = mpirun(PROGRAM, 4, str(tmp_path / "whole"), "bsp", TOTAL, timeout=LIMIT, env=servers)
+    assert result(mpirun(PROGRAM, 4, *words, timeout=LIMIT, env=servers)) == result(whole)
+
+
 def test_groups_that_a_signal_to_a_member_stopped_go_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
     groups = {"GROUP": "2"}
     words = [str(tmp_path / "broken"), "bsp", TOTAL]

@@ -34,7 +34,11 @@ def digest(model: nn.Module) -> str:
 
 def main() -> None:
     folder, policy, total, *when = sys.argv[1:]
-    context = stalempi.init(grace=float(os.environ.get("GRACE", "60")), group=int(os.environ.get("GROUP", "1")))
+    context = stalempi.init(
+        grace=float(os.environ.get("GRACE", "60")),
+        group=int(os.environ.get("GROUP", "1")),
+        servers=int(os.environ.get("SERVERS", "1")),
+    )
     torch.manual_seed(1)
     x = torch.randn(SIZE, 4)
     y = (x.sum(1) > 0).long()
@@ -55,6 +59,8 @@ def main() -> None:
         if when and int(when[0]) == 0:
             os.kill(os.getpid(), signal.Signals[when[2]])
         stats = optimizer.serve()
+        if context.rank:
+            return
         applied, pushed = (sum(getattr(w, key) for w in stats.workers) for key in ("applied", "iterations"))
         print("digest", digest(model), "samples", stats.samples, "updates", stats.updates, applied, pushed, flush=True)
         return
