@@ -63,7 +63,7 @@ def comm(**words: Any) -> None:
     if ranks is not None and ranks < 2:
         raise ConfigError(f"-n {ranks}: a job needs at least 2 ranks")
     policy, sizes = policy_from(words), parse_sizes(words["sizes"])
-    check_servers(policy, words["servers"], saves=False, clip_norm=None)
+    check_servers(policy, words["servers"], clip_norm=None)
     if ranks is not None:
         assign_role(0, ranks, servers=words["servers"])
     if min(sizes) < 4 * words["servers"]:
