@@ -89,6 +89,6 @@ def test_the_statement_is_what_torch_has_allocated() -> None:
 
 def _storages() -> dict[int, torch.UntypedStorage]:
     """Returns all memory of tensors, by its address; while it is kept, no other can have that address."""
-    tensors = [item for item in gc.get_objects() if issubclass(type(item), torch.Tensor)]
+    tensors = [item for item in gc.get_objects() if type(item) in (torch.Tensor, nn.Parameter)]
     dense = [tensor for tensor in tensors if tensor.layout is torch.strided and tensor.device.type == "cpu"]
     return {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in dense}

@@ -335,7 +335,7 @@ def _finish(
     labels += [f"--scenario {options.scenario} --iteration-ms {options.iteration_ms:g}"] if options.scenario else []
     if labels:
         headline["emulated"] = ", ".join(labels)
-    if context.is_server:
+    if options.policy.has_server:
         held = {what: nbytes for what, nbytes in optimizer.memory.items() if nbytes}
         words = " + ".join(f"{what} {nbytes / 2**20:.1f}" for what, nbytes in held.items())
         headline["server memory"] = f"{sum(held.values()) / 2**20:.1f} MiB: {words}"
@@ -352,7 +352,7 @@ def _finish(
         },
         "curve": [asdict(point) for point in evaluation.curve],
         "snapshots_skipped": evaluation.skipped,
-        "server_memory": optimizer.memory if context.is_server else {},
+        "server_memory": optimizer.memory if options.policy.has_server else {},
         "share_bytes": optimizer.share_bytes,
         "emulated": labels,
         "options": options.report(),
