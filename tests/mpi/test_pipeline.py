@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -60,18 +61,19 @@ FAILS = Path(__file__).with_name("programs") / "pipeline_fails.py"
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ("raises", "rank 1 (block 1) step 4 failed:\nTraceback"),
+        ("raises", r"rank 1 \(block 1\) step 4 failed:\nTraceback"),
         ("killed", "rank 1"),
-        ("shape", "rank 1 (block 1) step 4 failed:\nTraceback"),
+        # block 1 is wrong in a forward or in the recompute beside it: block 2 meets the one, block 1 the other
+        ("shape", r"rank ([12]) \(block \1\) step \d failed:\nTraceback"),
         ("order", "got batch"),
         ("larger", "batch 9 from rank 0 to rank 1: its tensors changed from 128 bytes of float32 to 256 bytes"),
-        ("nan", "rank 2 (block 2) step 10 failed: the loss is nan"),
+        ("nan", r"rank 2 \(block 2\) step 10 failed: the loss is nan"),
     ],
 )
 def test_a_block_that_fails_ends_the_job_and_is_named(how: str, said: str) -> None:
     done = mpirun(FAILS, 3, how, timeout=60)
     assert done.code not in (None, 0), done.err
-    assert said in done.err
+    assert re.search(said, done.err), done.err
     assert done.err.count("Traceback") == (how in ("raises", "shape"))
 
 
