@@ -26,7 +26,7 @@ class Backoff:
     shortest: float = 20e-6
     longest: float = 1e-3
     growth: float = 1.2
-    patience: float = 0.2
+    patience: float = 5e-3
     eager: float = 50e-6
     _half_since: float | None = field(default=None, init=False)
     _since: float | None = field(default=None, init=False)
