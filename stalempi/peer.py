@@ -100,8 +100,7 @@ class Peer:
     @property
     def stopping(self) -> bool:
         """Whether enough samples have been applied, the same on every rank."""
-        total = self.options.total_samples
-        return total is not None and self.stats.samples >= total
+        return self.options.is_enough(self.stats.samples)
 
     @property
     def rate(self) -> float:
@@ -133,7 +132,14 @@ class Peer:
         self._sums.buckets.begin()
 
     def leave(self) -> None:
-        """Takes part without data until nobody has any; all then have the same model and running statistics."""
+        """Takes part without data until nobody has any; all then have the same model and running statistics.
+
+        Raises ConfigError if backward has begun to send a gradient that no step has taken: it is in the others' sums.
+        """
+        if self._sums.buckets.handed:
+            raise ConfigError(
+                "this worker leaves with a gradient that backward has begun to send: step, or use overlap='off'"
+            )
         self._sums.buckets.early = False  # the model may go on to be used
         while not self.over:
             header = self._header(Kind.LEAVE)

@@ -126,7 +126,7 @@ class Share:
 
     def leave(self, header: Header, note: bytes | None, timeout: float) -> bool:
         """Says that this worker has no more data; returns whether that went within `timeout` seconds."""
-        header.layout = self.replica.layout
+        header.layout, header.nbytes = self.replica.layout, self.end.ahead_bytes
         self._write(header, note)
         return self.end.leave(timeout)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from stalempi.flat import Flat
 from stalempi.replica import Replica
 from stalempi.transport.base import Packet
-from stalempi.transport.message import HEADER_BYTES, Header
+from stalempi.transport.message import HEADER_BYTES, Header, Kind
 
 __all__ = ["Slot", "combine_buffers", "joined_rows", "weighted_mean", "weighted_sum"]
 
@@ -58,7 +58,7 @@ class Slot:
     def accept(self, header: Header) -> None:
         """Copies what else a message brought besides the gradients, and reads those in if they are compressed."""
         self.note[:] = self._arriving_note
-        if not header.nbytes:
+        if not header.nbytes or header.kind is Kind.LEAVE:
             return
         self._wire.decode()
         for mine, arrived in zip(self.buffers.storages, self._arriving.storages, strict=True):

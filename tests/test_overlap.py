@@ -126,6 +126,25 @@ def test_a_step_that_is_left_out_once_its_gradient_has_left_is_refused() -> None
         job(train, ASP())
 
 
+@pytest.mark.parametrize("group", [1, 2])
+def test_whoever_leaves_in_the_middle_of_a_push_takes_it_back(group: int) -> None:
+    """A backward without a step, as before a break or an exception: no part of it counts, and nobody waits."""
+    handed_at_leave = []
+
+    def train(model: nn.Module, optimizer: DistributedOptimizer, worker: int) -> None:
+        for number in range(4):
+            plain_step(model, optimizer, 10 * number + worker)
+        optimizer.zero_grad()
+        x, y = data(5, 99)
+        nn.functional.cross_entropy(model(x), y).backward()
+        handed_at_leave.append(handed(optimizer))
+
+    done = job(train, BSP(), workers=2, group=group)
+    assert max(handed_at_leave) > 1
+    assert done.stats.updates == 4
+    assert [worker.applied for worker in done.stats.workers] == [4, 4]
+
+
 def test_a_nan_in_a_bucket_that_has_left_is_noticed() -> None:
     def train(model: nn.Module, optimizer: DistributedOptimizer, worker: int) -> None:
         for number in range(4):

@@ -95,6 +95,19 @@ def test_whatever_is_done_to_gradients_the_result_is_that_of_bsp(one_step: Calla
     assert largest_difference(ours, other) == 0
 
 
+def test_leaving_with_a_gradient_that_has_begun_to_go_is_refused() -> None:
+    def loop(model: nn.Module, optimizer: DistributedOptimizer, rank: int) -> None:
+        for number in range(3):
+            optimizer.zero_grad()
+            x, y = data(6, seed=10 * number + rank)
+            nn.functional.cross_entropy(model(x), y).backward()
+            if number < 2:
+                optimizer.step()
+
+    with pytest.raises(ConfigError, match="leaves with a gradient"):
+        together(loop)
+
+
 def test_buckets_go_while_backward_goes_on_from_the_second_step() -> None:
     def loop(model: nn.Module, optimizer: DistributedOptimizer, rank: int) -> list[int]:
         sent = []

@@ -128,15 +128,18 @@ class WorkerEnd(ABC):
 
     Attributes:
         hidden: share of the latest push's bytes that had left when `push` was called.
+        ahead_bytes: bytes of the parts that have gone ahead of a push that was not made.
     """
 
     hidden: float = 0.0
+    ahead_bytes: int = 0
 
     @abstractmethod
     def part(self, place: int) -> None:
         """Begins to send the part at `place` of a push, ahead of `push`; the places go up from 0.
 
-        The part stays unchanged until the push's release is whole. The push may then not be empty.
+        The part stays unchanged until the push's release is whole. The push may then not be empty, but a leave may
+        follow instead.
         """
 
     @abstractmethod
@@ -159,7 +162,10 @@ class WorkerEnd(ABC):
 
     @abstractmethod
     def leave(self, timeout: float) -> bool:
-        """Sends the push packet's header (kind LEAVE) with empty parts; returns whether it went within `timeout`."""
+        """Sends the push packet's header (kind LEAVE); returns whether it went within `timeout`.
+
+        Parts that have not gone ahead are sent empty; the header announces `ahead_bytes`.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -295,7 +301,8 @@ def check_received(packet: Packet, *, sender: int, kinds: Sequence[Kind], arrive
         raise ProtocolError(
             f"expected {_names(kinds)} from rank {sender}, got {header.kind.name} of rank {header.sender}"
         )
-    fits = header.nbytes <= packet.parts.nbytes if packet.parts.varies else header.nbytes in (0, packet.parts.nbytes)
+    may_vary = packet.parts.varies or header.kind is Kind.LEAVE  # which may follow parts of a push that was not made
+    fits = header.nbytes <= packet.parts.nbytes if may_vary else header.nbytes in (0, packet.parts.nbytes)
     if not fits or arrived != header.nbytes:
         raise ProtocolError(
             f"rank {sender} step {header.step}: {header.kind.name} announces {header.nbytes} bytes, {arrived} arrived, "

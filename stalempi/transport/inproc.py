@@ -215,6 +215,7 @@ class _InprocWorkerEnd(WorkerEnd):
         assert place == len(self._ahead), "parts go in their order"
         self._push.parts.start(place).synchronize()
         self._ahead.append(self._push.parts.wire[place].clone())
+        self.ahead_bytes += self._ahead[-1].nbytes
 
     def progress(self) -> None:
         pass
@@ -227,9 +228,10 @@ class _InprocWorkerEnd(WorkerEnd):
             pass
         self._send([] if empty else [*self._ahead, *map(parts.sent, range(len(self._ahead), len(parts.wire)))])
         self._ahead.clear()
+        self.ahead_bytes = 0
 
     def leave(self, timeout: float) -> bool:
-        self._send([])
+        self._send([*self._ahead, *(part[:0] for part in self._push.parts.wire[len(self._ahead) :])])
         return True
 
     def _send(self, wire: Sequence[Tensor]) -> None:

@@ -182,6 +182,7 @@ class _MpiWorkerEnd(WorkerEnd):
         if self._progress and not place:
             self._progress.start()
         self._ahead += 1
+        self.ahead_bytes += self._push.parts.wire[place].nbytes
         with self._lock:
             self._copying.add(place, self._push.parts.start(place))
             self._copying.launch()
@@ -193,8 +194,7 @@ class _MpiWorkerEnd(WorkerEnd):
 
     def push(self, *, empty: bool = False) -> None:
         assert not (empty and self._ahead), "an empty push has no part that could go ahead"
-        if self._progress and self._ahead:
-            self._progress.stop()
+        self._stop_progress()
         self.hidden = self._share_gone() if self._ahead else 0.0
         self._release.parts.make_room()
         _start([self._header, *self._parts])
@@ -209,7 +209,11 @@ class _MpiWorkerEnd(WorkerEnd):
                 self._going = [*self._going, self._comm.Isend(sent, self._server, Tag.PUSH_PART)]
             else:
                 _start([parts[place]])
-        self._ahead = 0
+        self._ahead = self.ahead_bytes = 0
+
+    def _stop_progress(self) -> None:
+        if self._progress and self._ahead:
+            self._progress.stop()
 
     def _share_gone(self) -> float:
         parts = self._push.parts
@@ -231,11 +235,14 @@ class _MpiWorkerEnd(WorkerEnd):
         return self._sent and self._begun and _all_here(self._parts, self._statuses, self._server)
 
     def leave(self, timeout: float) -> bool:
-        requests = [self._comm.Isend(self._push.header, self._server, Tag.PUSH_HEADER), *self._send_empty_parts()]
+        self._stop_progress()
+        self._copying.launch(wait=True)
+        requests = [self._comm.Isend(self._push.header, self._server, Tag.PUSH_HEADER)]
+        requests += [*self._sends[1 : 1 + self._ahead], *self._send_empty_parts(self._ahead)]
         return wait_for(lambda: bool(MPI.Request.Testall(requests)), timeout)
 
-    def _send_empty_parts(self) -> Requests:
-        return [self._comm.Isend(_EMPTY, self._server, Tag.PUSH_PART) for _ in self._push.parts.wire]
+    def _send_empty_parts(self, first: int = 0) -> Requests:
+        return [self._comm.Isend(_EMPTY, self._server, Tag.PUSH_PART) for _ in self._push.parts.wire[first:]]
 
     def close(self) -> None:
         for request in [*self._sends, self._header, *self._parts]:

@@ -27,6 +27,14 @@ def test_most_of_a_push_has_left_when_a_slow_backward_is_over(way: str, flags: t
     assert float(done.out) == 0 if way == "off" else float(done.out) > 0.4
 
 
+@pytest.mark.parametrize("flags", [(), TCP], ids=["shared memory", "tcp"])
+def test_an_exception_in_the_middle_of_a_push_is_what_the_user_sees(flags: tuple[str, ...]) -> None:
+    done = mpirun(PROGRAMS / "overlap.py", 2, "thread", "fail", flags=flags)
+    assert done.code not in (0, None), done.err
+    assert done.err.count("ValueError: boom in backward") == 1, done.err
+    assert "announces" not in done.err
+
+
 def test_a_run_ahead_trains_and_keeps_to_the_bound(tmp_path: Path) -> None:
     words = "train --policy ssp --bound 2 --run-ahead --dataset digits --epochs 3 --slow 1=3"
     command = ["-m", "stalempi.bench", *words.split(), "--emulate-ms", "0.2", "--out", str(tmp_path)]

@@ -1,4 +1,4 @@
-"""Trains a model whose backward takes its time and prints how much of the pushes had left by then: overlap.py WAY."""
+"""Trains with a slow backward and prints how much of the pushes had left when it was over: overlap.py WAY [fail]."""
 
 import sys
 import time
@@ -18,12 +18,14 @@ class Slow(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         time.sleep(0.03)
+        if sys.argv[2:] == ["fail"] and optimizer.step_count == 3:
+            raise ValueError("boom in backward")
         return gradient
 
 
 class Layer(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = Slow.apply(super().forward(x))
+        y: Tensor = super().forward(Slow.apply(x))
         return y
 
 
