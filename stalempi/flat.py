@@ -124,15 +124,12 @@ class Flat:
 
     def buckets(self, bucket_bytes: int) -> list[Tensor]:
         """Cuts the storages into contiguous 1-D uint8 slices, as `cut` says."""
-        return [self.slice(bucket) for bucket in self.cut(bucket_bytes)]
+        raw = [storage.view(torch.uint8) for storage in self.storages]
+        return [raw[bucket.storage][bucket.start : bucket.stop] for bucket in self.cut(bucket_bytes)]
 
     def cut_backward(self, bucket_bytes: int, alone: Set[int] = frozenset()) -> list[Bucket]:
         """Cuts as `cut` does, at whole elements, in the order in which backward makes gradients: the last one first."""
         return self.cut(max(ALIGNMENT, bucket_bytes // ALIGNMENT * ALIGNMENT), alone)[::-1]
-
-    def slice(self, bucket: Bucket) -> Tensor:
-        """Returns a bucket's memory, 1-D uint8."""
-        return self.storages[bucket.storage].view(torch.uint8)[bucket.start : bucket.stop]
 
     def elements(self, bucket: Bucket) -> Tensor:
         """Returns a bucket's elements, 1-D; complex numbers as pairs, which add up alike."""

@@ -59,6 +59,10 @@ class ServerOptions:
         if self.stall_timeout <= 0 or self.stall_warning <= 0:
             raise ConfigError(f"stall times must be above 0 s, got {self.stall_warning:g} and {self.stall_timeout:g}")
 
+    def is_enough(self, samples: int) -> bool:
+        """Returns whether `samples` global samples are all that were asked for, so that workers are told to leave."""
+        return self.total_samples is not None and samples >= self.total_samples
+
     def factor(self, samples: int) -> float:
         """Returns the factor of the learning rate after `samples` global samples."""
         return self.schedule(samples) if self.schedule else 1.0
@@ -104,8 +108,7 @@ class Holder:
     @property
     def stopping(self) -> bool:
         """Whether enough global samples have been applied, so that workers are told to leave."""
-        total = self.options.total_samples
-        return total is not None and self.stats.samples >= total
+        return self.options.is_enough(self.stats.samples)
 
     @property
     def rate(self) -> float:

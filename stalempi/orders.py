@@ -84,7 +84,7 @@ class Orders:
             self.add(_OF[type(decision)], decision.worker)
 
     def send(self) -> None:
-        """Sends what was added; returns at once."""
+        """Sends what was added; returns at once, unless a server leaves too many untaken: then StallError in time."""
         if not self._pending:
             return
         message = torch.tensor(self._pending, dtype=torch.int64)
