@@ -124,12 +124,20 @@ class Flat:
 
     def buckets(self, bucket_bytes: int) -> list[Tensor]:
         """Cuts the storages into contiguous 1-D uint8 slices, as `cut` says."""
+        return self.slices(self.cut(bucket_bytes))
+
+    def slices(self, buckets: Sequence[Bucket]) -> list[Tensor]:
+        """Returns the buckets' bytes, 1-D uint8."""
         raw = [storage.view(torch.uint8) for storage in self.storages]
-        return [raw[bucket.storage][bucket.start : bucket.stop] for bucket in self.cut(bucket_bytes)]
+        return [raw[bucket.storage][bucket.start : bucket.stop] for bucket in buckets]
+
+    def cut_forward(self, bucket_bytes: int, alone: Set[int] = frozenset()) -> list[Bucket]:
+        """Cuts as `cut` does, at whole elements, in the order in which forward needs them: the first layer first."""
+        return self.cut(max(ALIGNMENT, bucket_bytes // ALIGNMENT * ALIGNMENT), alone)
 
     def cut_backward(self, bucket_bytes: int, alone: Set[int] = frozenset()) -> list[Bucket]:
-        """Cuts as `cut` does, at whole elements, in the order in which backward makes gradients: the last one first."""
-        return self.cut(max(ALIGNMENT, bucket_bytes // ALIGNMENT * ALIGNMENT), alone)[::-1]
+        """Cuts as `cut_forward` does, in the order in which backward makes gradients: the last one first."""
+        return self.cut_forward(bucket_bytes, alone)[::-1]
 
     def elements(self, bucket: Bucket) -> Tensor:
         """Returns a bucket's elements, 1-D; complex numbers as pairs, which add up alike."""

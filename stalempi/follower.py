@@ -119,6 +119,13 @@ class Follower(Holder):
     def _may(self, order: Order, workers: tuple[int, ...]) -> bool:
         return order not in (Order.TAKE, Order.SKIP) or workers[0] in self._arrived
 
+    def _released_next(self) -> list[int]:
+        """Takes the releases that are the next orders; returns their workers."""
+        released = []
+        while self._orders and self._orders[0][0] is Order.RELEASE:
+            released.append(self._orders.popleft()[1][0])
+        return released
+
     def _do(self, order: Order, workers: tuple[int, ...]) -> None:
         match order:
             case Order.TAKE | Order.SKIP:
@@ -128,7 +135,7 @@ class Follower(Holder):
                 if order is Order.TAKE:
                     self.take(workers[0])
             case Order.APPLY:
-                self.apply(workers)
+                self.apply(workers, self._released_next())
             case Order.DROP:
                 self.drop(workers[0])
             case Order.RELEASE | Order.CONTINUE:

@@ -15,9 +15,10 @@ from stalempi import preempt
 from stalempi.clip import Clip
 from stalempi.correction import Correction
 from stalempi.errors import ConfigError, NonFiniteError, ProtocolError
+from stalempi.flat import Bucket
 from stalempi.master import MasterCopy
 from stalempi.replica import Replica
-from stalempi.slots import Slot, joined_rows, weighted_mean
+from stalempi.slots import Mean, Slot
 from stalempi.stats import RunStats, WorkerStats
 from stalempi.stepper import Stepper
 from stalempi.transport.base import ServerEnd, Transport
@@ -175,11 +176,16 @@ class Holder:
         self.stats.workers[worker].nonfinite += 1
         header.nbytes = header.samples = 0
 
-    def apply(self, workers: Sequence[int]) -> None:
-        """Makes one update with the sample-weighted mean of the waiting gradients (law 4)."""
+    def apply(self, workers: Sequence[int], released: Sequence[int] = ()) -> None:
+        """Makes one update with the sample-weighted mean of the waiting gradients (law 4).
+
+        Workers in `released` are sent the parameters that it makes, each part as soon as it is made.
+        """
         pushes = {worker: self._slots[worker].take() for worker in workers}
         full = [worker for worker, push in pushes.items() if push.nbytes]
         if not full:
+            for worker in released:
+                self.release(worker)
             return
         rate = 1.0
         for worker in full:
@@ -189,19 +195,33 @@ class Holder:
             if self._correction:
                 rate = min(rate, self._correction.correct(worker, self._slots[worker].gradients, staleness))
         samples = sum(pushes[worker].samples for worker in full)
-        weights = [pushes[worker].samples / samples for worker in full]
-        slots = [self._slots[worker] for worker in full]
-        gradients, touched = weighted_mean(slots, weights)
+        mean = Mean([self._slots[worker] for worker in full], [pushes[worker].samples / samples for worker in full])
         self._master.make_room()
-        if self.options.clip:
-            self._stepper.show(gradients, touched)
-            self.options.clip(self.replica.trained)
         self._set_hyper(self._slots[full[0]].hyper, rate)
-        self._stepper.step(gradients, touched, joined_rows(slots))
         self.stats.updates += 1
         self.stats.samples += samples
+        self._step(mean, released)
         if self._correction:
             self._correction.updated()
+            for worker in released:
+                self._correction.released(worker)
+
+    def _step(self, mean: Mean, released: Sequence[int]) -> None:
+        """Steps with the mean of gradients, and sends each part of the parameters to `released` once it is made."""
+        before: Callable[[Bucket | None], None] | None = mean.make
+        if self.options.clip:
+            mean.make()
+            self._stepper.show(mean.gradients, mean.touched)
+            self.options.clip(self.replica.trained)
+            before = None
+        for worker in released:
+            self._announce(worker)
+
+        def send(place: int) -> None:
+            for worker in released:
+                self._end.send(worker, self._master.parts, place)
+
+        self._stepper.step(mean.gradients, mean.touched, mean.rows, before=before, after=send if released else None)
 
     def drop(self, worker: int) -> None:
         """Leaves the waiting gradient of `worker` out."""
@@ -221,11 +241,20 @@ class Holder:
 
     def release(self, worker: int, *, empty: bool = False) -> None:
         """Sends `worker` the parameters, or only leave to go on."""
+        self._write_release(worker, empty=empty)
+        if not empty and self._correction:
+            self._correction.released(worker)
+        self._end.release(worker, self._master.parts, empty=empty)
+
+    def _announce(self, worker: int) -> None:
+        """Sends `worker` the header of a release whose parts follow."""
+        self._write_release(worker, empty=False)
+        self._end.announce(worker)
+
+    def _write_release(self, worker: int, *, empty: bool) -> None:
         slot = self._slots[worker]
         if not empty:
             slot.version = self.stats.updates
-            if self._correction:
-                self._correction.released(worker)
         header = Header(
             Kind.RELEASE,
             sender=self._rank,
@@ -241,7 +270,6 @@ class Holder:
         if self._rank and preempt.requested():
             header.flags |= Flag.ASKED
         header.pack_into(slot.release_header)
-        self._end.release(worker, self._master.parts, empty=empty)
 
 
 def _also(replica: Replica) -> str:

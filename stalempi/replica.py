@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from stalempi.compress import Compression, Wire
 from stalempi.errors import ConfigError
-from stalempi.flat import MAX_BUCKET_BYTES, Flat
+from stalempi.flat import MAX_BUCKET_BYTES, Bucket, Flat
 from stalempi.shares import share_out
 from stalempi.transport.base import Packet, Parts
 from stalempi.transport.message import HEADER_BYTES, Buffer
@@ -138,7 +138,11 @@ class Replica:
 
     def release_parts(self, params: Flat | None = None) -> Parts:
         """Returns the parameters, by default the model's, as a release carries them: the first layer's first."""
-        return Parts((params or self.params).buckets(self.bucket_bytes), direct=self._direct)
+        return Parts((params or self.params).slices(self.release_buckets()), direct=self._direct)
+
+    def release_buckets(self) -> list[Bucket]:
+        """Returns where the parts of a release lie."""
+        return self.params.cut_forward(self.bucket_bytes)
 
     def hyper(self, header: Buffer) -> NDArray[np.float64]:
         """Returns the place of the hyper-parameters in a push's header, float64."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -181,16 +182,27 @@ class Server(Holder):
             if isinstance(decision, Apply) or decision.worker not in self._absent:
                 self._orders.add_decision(decision)
         self._orders.send()
-        for decision in decisions:
-            match decision:
+        rest = deque(decisions)
+        while rest:
+            match rest.popleft():
                 case Apply(workers):
-                    self.apply(workers)
+                    self._apply(workers, rest)
                 case Release(worker):
                     self._release(worker)
                 case Continue(worker):
                     self._release(worker, empty=True)
                 case Drop(worker):
                     self.drop(worker)
+
+    def _apply(self, workers: Sequence[int], rest: deque[Decision]) -> None:
+        """Makes an update, and with it the releases that are the next decisions in `rest`."""
+        released = []
+        while rest and isinstance(rest[0], Release) and rest[0].worker not in self._absent:
+            released.append(rest[0].worker)
+            rest.popleft()
+        self.apply(workers, released)
+        for worker in released:
+            self._silence.broken(worker, self.options.now())
 
     def _release(self, worker: int, *, empty: bool = False) -> None:
         if worker in self._absent:

@@ -6,15 +6,14 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from stalempi.flat import Flat
+from stalempi.flat import Bucket, Flat
 from stalempi.replica import Replica
 from stalempi.transport.base import Packet
 from stalempi.transport.message import HEADER_BYTES, Header, Kind
 
-__all__ = ["Slot", "combine_buffers", "joined_rows", "weighted_mean", "weighted_sum"]
+__all__ = ["Mean", "Slot", "combine_buffers", "joined_rows", "weighted_sum"]
 
 
 class Slot:
@@ -72,17 +71,34 @@ class Slot:
         return push
 
 
-def weighted_mean(slots: Sequence[Slot], weights: Sequence[float]) -> tuple[Flat, NDArray[np.bool_]]:
-    """Returns the weighted mean of the slots' gradients, and which parameters any of them touched.
+class Mean:
+    """The weighted mean of the slots' gradients, to be made whole or bucket by bucket.
 
     It is summed in the first slot's receive buffer, which is the server's until that worker's release, in the order
     given, so that the same pushes give the same bits.
+
+    Attributes:
+        gradients: where it is made.
+        touched: which parameters any of the slots has a gradient for.
+        rows: the rows that the sparse gradients of any of the slots have, ascending, by the parameter's place.
     """
-    total, touched = slots[0].gradients, slots[0].touched
-    if len(slots) == 1:
-        return total, touched
-    weighted_sum(total, [slot.gradients for slot in slots], weights)
-    return total, np.logical_or.reduce([slot.touched for slot in slots])
+
+    def __init__(self, slots: Sequence[Slot], weights: Sequence[float]) -> None:
+        self._slots, self._weights = slots, weights
+        self.gradients = slots[0].gradients
+        self.touched = slots[0].touched if len(slots) == 1 else np.logical_or.reduce([slot.touched for slot in slots])
+        self.rows = joined_rows(slots)
+
+    def make(self, bucket: Bucket | None = None) -> None:
+        """Makes a bucket of it, or all; each once."""
+        if len(self._slots) == 1:
+            return
+        flats = [slot.gradients for slot in self._slots]
+        if bucket is None:
+            weighted_sum(self.gradients, flats, self._weights)
+        else:
+            parts = [flat.elements(bucket) for flat in flats]
+            _weighted_sum(parts[0], parts, self._weights)
 
 
 def joined_rows(slots: Sequence[Slot]) -> dict[int, Tensor]:
@@ -95,23 +111,27 @@ def joined_rows(slots: Sequence[Slot]) -> dict[int, Tensor]:
     }
 
 
-@torch.no_grad()
 def weighted_sum(target: Flat, sources: Sequence[Flat], weights: Sequence[float]) -> None:
     """Sets `target`, which may be the first source, to the weighted sum of `sources`, added in the order given.
 
     float16 and bfloat16 are added in float32 and rounded once.
     """
     for number, storage in enumerate(target.storages):
-        first, *others = [source.storages[number] for source in sources]
-        is_half = storage.dtype in (torch.float16, torch.bfloat16)
-        total = first.float() if is_half else storage
-        if total is not first and not is_half:
-            total.copy_(first)
-        total.mul_(weights[0])
-        for addend, weight in zip(others, weights[1:], strict=True):
-            total.add_(addend, alpha=weight)
-        if is_half:
-            storage.copy_(total)
+        _weighted_sum(storage, [source.storages[number] for source in sources], weights)
+
+
+@torch.no_grad()
+def _weighted_sum(target: Tensor, sources: Sequence[Tensor], weights: Sequence[float]) -> None:
+    first, *others = sources
+    is_half = target.dtype in (torch.float16, torch.bfloat16)
+    total = first.float() if is_half else target
+    if total is not first and not is_half:
+        total.copy_(first)
+    total.mul_(weights[0])
+    for addend, weight in zip(others, weights[1:], strict=True):
+        total.add_(addend, alpha=weight)
+    if is_half:
+        target.copy_(total)
 
 
 def combine_buffers(target: Flat, buffers: Mapping[int, Flat], samples: Mapping[int, int]) -> None:

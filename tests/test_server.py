@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from stalempi.errors import ConfigError, NonFiniteError, StallError
 from stalempi.policy import ASP, BSP, SSP, CachedSSP, Decision, Event, Push
 from stalempi.server import ServerOptions
 from stalempi.train.optimizer import DistributedOptimizer
+from stalempi.transport import inproc
 
 from .job import run_job
 from .small import data, largest_difference, make_model, momentum, plain, step
@@ -269,3 +272,35 @@ def test_a_silent_worker_is_warned_of_and_then_ends_the_run(caplog: pytest.LogCa
 def test_options_that_cannot_be_are_refused(make: Callable[[], ServerOptions]) -> None:
     with pytest.raises(ConfigError):
         make()
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_each_part_of_the_parameters_is_sent_once_it_is_stepped_before_the_next_one_is(
+    monkeypatch: pytest.MonkeyPatch, servers: int
+) -> None:
+    events: list[tuple[int, str, int]] = []
+
+    def record(cls: type, name: str, what: str, place: int) -> None:
+        inner = getattr(cls, name)
+
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            events.append((threading.get_ident(), what, args[place] if len(args) > place else 0))
+            return inner(self, *args, **kwargs)
+
+        monkeypatch.setattr(cls, name, call)
+
+    record(inproc._InprocServerEnd, "announce", "announce", 0)
+    record(inproc._InprocServerEnd, "send", "send", 2)
+    record(torch.optim.SGD, "step", "step", 9)
+
+    def train(model: nn.Module, optimizer: DistributedOptimizer, worker: int) -> None:
+        for _ in range(3):
+            step(model, optimizer, *data(8))
+
+    run_job(make_model, momentum, BSP(), train, workers=2, servers=servers, bucket_bytes=64)
+    for server in {thread for thread, _, _ in events}:
+        mine = [(what, number) for thread, what, number in events if thread == server]
+        count = 1 + max(number for what, number in mine if what == "send")
+        steps = [[("step", 0), ("send", place), ("send", place)] for place in range(count)]
+        assert count > 1
+        assert mine == 3 * [("announce", 0), ("announce", 1), *itertools.chain.from_iterable(steps)]

@@ -191,6 +191,17 @@ class ServerEnd(ABC):
         """
 
     @abstractmethod
+    def announce(self, worker: int) -> None:
+        """Sends `worker` its release header, whose parts follow by `send`; returns at once."""
+
+    @abstractmethod
+    def send(self, worker: int, parts: Parts, place: int) -> None:
+        """Sends `worker`, after `announce`, the part at `place`, which then stays unchanged until `settle`.
+
+        Places go up from 0. Before the last one, the receive of the worker's next push is posted. Returns at once.
+        """
+
+    @abstractmethod
     def settle(self, parts: Parts, timeout: float) -> bool:
         """Waits up to `timeout` seconds until no release reads `parts` any more; returns whether that is so."""
 

@@ -191,6 +191,13 @@ class _InprocServerEnd(ServerEnd):
         self._on_way.append(sent)
         self._pairs[worker].to_worker.put(sent)
 
+    def announce(self, worker: int) -> None:
+        pass  # what is read at once goes at once, with the last part
+
+    def send(self, worker: int, parts: Parts, place: int) -> None:
+        if place == len(parts.wire) - 1:
+            self.release(worker, parts)
+
     def settle(self, parts: Parts, timeout: float) -> bool:
         until = time.monotonic() + timeout
         for sent in self._on_way:

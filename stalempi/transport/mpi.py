@@ -257,10 +257,9 @@ class _Outbox:
         self._sends: dict[int, Requests] = {}
 
     def to(self, rank: int) -> Requests:
-        """Returns the sends to `rank`, none of them under way: it has pushed since the last one."""
+        """Returns the sends to `rank`."""
         if rank not in self._sends:
             self._sends[rank] = [self._comm.Send_init(part, rank, Tag.RELEASE_PART) for part in self.parts.wire]
-        MPI.Request.Waitall(self._sends[rank])
         return self._sends[rank]
 
     def all(self) -> Requests:
@@ -326,19 +325,41 @@ class _MpiServerEnd(ServerEnd):
         return whole
 
     def release(self, worker: int, parts: Parts, *, empty: bool = False) -> None:
-        MPI.Request.Wait(self._release_headers[worker])
-        self._pushes[worker].parts.make_room()
-        _start([self._headers[worker], *self._parts[worker]])
-        self._expected.add(worker)
+        self.announce(worker)
         if empty:
-            _start([self._release_headers[worker]])
+            self._expect(worker)
             MPI.Request.Waitall(self._empty)  # tiny, and long gone
             self._empty = [self._comm.Isend(_EMPTY, self._ranks[worker], Tag.RELEASE_PART) for _ in parts.wire]
             return
-        _start([self._release_headers[worker]])
-        sends = self._outbox(parts).to(self._ranks[worker])
+        sends = self._begin(worker, parts)
         for place in parts.outgoing():
-            _start([sends[place]])
+            self._send(worker, sends, place)
+
+    def announce(self, worker: int) -> None:
+        MPI.Request.Wait(self._release_headers[worker])
+        _start([self._release_headers[worker]])
+
+    def send(self, worker: int, parts: Parts, place: int) -> None:
+        sends = self._outbox(parts).to(self._ranks[worker]) if place else self._begin(worker, parts)
+        parts.start(place).synchronize()
+        self._send(worker, sends, place)
+
+    def _begin(self, worker: int, parts: Parts) -> Requests:
+        """Returns the sends of a release; the last ones are over, for the worker has pushed since."""
+        sends = self._outbox(parts).to(self._ranks[worker])
+        MPI.Request.Waitall(sends)
+        return sends
+
+    def _send(self, worker: int, sends: Requests, place: int) -> None:
+        if place == len(sends) - 1:
+            self._expect(worker)
+        _start([sends[place]])
+
+    def _expect(self, worker: int) -> None:
+        """Posts the receive of the worker's next push, which it may send once its release is whole."""
+        self._pushes[worker].parts.make_room()
+        _start([self._headers[worker], *self._parts[worker]])
+        self._expected.add(worker)
 
     def _outbox(self, parts: Parts) -> _Outbox:
         return self._outboxes.setdefault(id(parts), _Outbox(self._comm, parts))

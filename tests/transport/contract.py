@@ -120,6 +120,32 @@ def staged_parts_settle_as_direct_ones_do(transport: Transport) -> None:
     what_has_settled_may_be_overwritten(transport, staged=True)
 
 
+def a_release_may_be_sent_part_by_part_each_as_it_is_then(transport: Transport, *, staged: bool = False) -> None:
+    if transport.rank == 0:
+        server, parts = Server(transport, staged=staged), parameters(0, staged=staged)
+        for step in range(1, 5):
+            server.await_messages(RANKS - 1)
+            assert server.end.settle(parts, LONG)
+            for worker in range(RANKS - 1):
+                server.announce(worker, parts, step=step)
+            for place, tensor in enumerate(parts.tensors):
+                tensor.fill_(10 * step + place)
+                for worker in range(RANKS - 1):
+                    server.end.send(worker, parts, place)
+        server.await_leaves()
+        return
+    worker_end = Worker(transport, staged=staged)
+    for step in range(1, 5):
+        worker_end.push(step)
+        assert worker_end.end.receive(LONG)
+        assert [part.unique().tolist() for part in worker_end.released.parts.tensors] == [[10 * step], [10 * step + 1]]
+    worker_end.leave(4)
+
+
+def a_staged_release_may_be_sent_part_by_part(transport: Transport) -> None:
+    a_release_may_be_sent_part_by_part_each_as_it_is_then(transport, staged=True)
+
+
 def an_empty_release_changes_no_parameter(transport: Transport, *, staged: bool = False) -> None:
     if transport.rank == 0:
         server, parts = Server(transport, staged=staged), parameters(5, staged=staged)
@@ -255,6 +281,8 @@ CARRIED: list[Callable[[Transport], None]] = [
     workers_are_released_in_any_order_and_with_versions_of_their_own,
     what_has_settled_may_be_overwritten,
     staged_parts_settle_as_direct_ones_do,
+    a_release_may_be_sent_part_by_part_each_as_it_is_then,
+    a_staged_release_may_be_sent_part_by_part,
     an_empty_release_changes_no_parameter,
     an_empty_release_changes_no_staged_parameter,
     an_empty_push_brings_no_gradient_and_is_answered,

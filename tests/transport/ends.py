@@ -62,9 +62,18 @@ class Server:
     def release(
         self, worker: int, parts: Parts, *, step: int, empty: bool = False, changes: dict[str, int] | None = None
     ) -> None:
+        self.write(worker, parts, step=step, empty=empty, changes=changes)
+        self.end.release(worker, parts, empty=empty)
+
+    def announce(self, worker: int, parts: Parts, *, step: int) -> None:
+        self.write(worker, parts, step=step)
+        self.end.announce(worker)
+
+    def write(
+        self, worker: int, parts: Parts, *, step: int, empty: bool = False, changes: dict[str, int] | None = None
+    ) -> None:
         header = Header(Kind.RELEASE, sender=self.rank, layout=1, step=step, nbytes=0 if empty else parts.nbytes)
         change(header, changes or {}).pack_into(self.headers[worker])
-        self.end.release(worker, parts, empty=empty)
 
 
 class Worker:
