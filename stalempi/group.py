@@ -28,7 +28,7 @@ from stalempi.slots import Slot, combine_buffers, joined_rows, weighted_sum
 from stalempi.transport.base import Packet, Transport, WorkerEnd
 from stalempi.transport.message import Flag, Header, Kind
 
-__all__ = ["Group", "LeaderEnd", "check_groups", "check_run_ahead"]
+__all__ = ["Group", "LeaderEnd", "check_forward", "check_groups"]
 
 
 def check_groups(policy: Policy, group_size: int) -> None:
@@ -37,10 +37,19 @@ def check_groups(policy: Policy, group_size: int) -> None:
         raise ConfigError(f"{policy} lets a worker go on with its own copy, but a group has several: take plain ssp")
 
 
-def check_run_ahead(policy: Policy, group_size: int, *, run_ahead: bool) -> None:
-    """Lets workers of `group_size` ranks run ahead under `policy`, if they are to; ConfigError where they cannot."""
+def check_forward(policy: Policy, group_size: int, *, run_ahead: bool, early_forward: bool) -> None:
+    """Lets workers of `group_size` ranks run ahead under `policy`, if they are to.
+
+    Raises ConfigError where they cannot, or cannot run forward while a release arrives.
+    """
     if run_ahead and group_size > 1:
         raise ConfigError("run-ahead: a group's leader waits for its members: leave the group out, or the run-ahead")
+    if early_forward and run_ahead:
+        raise ConfigError("early-forward: a worker that runs ahead waits for no release at all: leave one of them out")
+    if early_forward and group_size > 1:
+        raise ConfigError("early-forward: a group's leader hands on whole releases: leave the group out, or the flag")
+    if early_forward and not policy.has_server:
+        raise ConfigError(f"early-forward: under {policy} nothing is released: leave it out")
     if run_ahead:
         policy.let_run_ahead()
 

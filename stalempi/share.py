@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from stalempi.early import EarlyBuckets, FiniteCheck
@@ -10,7 +12,7 @@ from stalempi.gradients import GradientBook
 from stalempi.group import Group, LeaderEnd
 from stalempi.places import Places
 from stalempi.replica import Replica
-from stalempi.transport.base import Packet, Transport, WorkerEnd
+from stalempi.transport.base import Packet, PartwiseEnd, Transport, WorkerEnd
 from stalempi.transport.message import HEADER_BYTES, Header
 
 __all__ = ["Share"]
@@ -26,6 +28,7 @@ class Share:
         finite: told each bucket that is sent.
         overlap, run_ahead: see `Worker`.
         note_bytes: bytes of the note in each push.
+        before_part: called before a part leaves during backward.
 
     Attributes:
         gradients: of those parameters, flat.
@@ -44,8 +47,9 @@ class Share:
         overlap: str,
         run_ahead: bool,
         note_bytes: int,
+        before_part: Callable[[], object],
     ) -> None:
-        self.replica, self._finite = replica, finite
+        self.replica, self._finite, self._before_part = replica, finite, before_part
         self.gradients = replica.params.like()
         self._places = places = Places(replica, self.gradients, apart=run_ahead)
         self._push = replica.push_packet(places.wire, places.buffers, note_bytes=note_bytes)
@@ -83,6 +87,7 @@ class Share:
     def _ready(self, place: int) -> None:
         """Is told that backward has this parameter's gradient; sends what is complete."""
         for bucket in self.buckets.ready(place):
+            self._before_part()
             self._encode(bucket)
             self.end.part(bucket)
         self.end.progress()
@@ -142,13 +147,30 @@ class Share:
         """
         if not self.end.receive(timeout):
             return None
+        header = self._read_header()
+        if header.nbytes:
+            self._places.take_in()
+        return header
+
+    def receive_header(self, timeout: float) -> Header | None:
+        """Returns the header of the release, whose parts may still be on their way; None if none came in time.
+
+        Raises ProtocolError if it is not the one that is due.
+        """
+        assert isinstance(self.end, PartwiseEnd), "in a group releases come whole"
+        return self._read_header() if self.end.receive_header(timeout) else None
+
+    def receive_part(self, place: int, timeout: float) -> bool:
+        """Waits until the release's parts up to `place` are in the model; returns whether they are."""
+        assert isinstance(self.end, PartwiseEnd), "in a group releases come whole"
+        return self.end.receive_part(place, timeout)
+
+    def _read_header(self) -> Header:
         header = Header.unpack(self._release.header)
         if header.step != self.pushed.step or header.layout != self.replica.layout:
             raise ProtocolError(
                 f"rank {self.pushed.sender} step {self.pushed.step}: got the release of step {header.step}"
             )
-        if header.nbytes:
-            self._places.take_in()
         return header
 
     def as_sent(self) -> list[bool]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from stalempi import preempt
+from stalempi.arrival import Arrival
 from stalempi.clip import Clip
 from stalempi.early import FiniteCheck
 from stalempi.errors import ConfigError, ProtocolError, StallError
@@ -18,6 +20,7 @@ from stalempi.transport.message import Flag, Header, Kind
 
 __all__ = ["OVERLAPS", "Worker"]
 
+T = TypeVar("T")
 # How a push moves while backward makes it: MPI is called from the hooks of parameters and from a thread, or only from
 # the hooks, or nothing is sent before `step`.
 OVERLAPS = ("thread", "hooks", "off")
@@ -38,6 +41,8 @@ class Worker:
         overlap: how a push moves while backward makes it, see `OVERLAPS`.
         run_ahead: whether `step` returns before its release is here, so that the next iteration runs on the parameters
             that this worker has; the release is then taken in by the next `step`.
+        early_forward: whether `step` returns when its release begins to arrive, so that each module of the model waits
+            for its own parameters; not in a group.
 
     Attributes:
         shares: what it exchanges with each server.
@@ -48,6 +53,7 @@ class Worker:
         preempted: whether the server says that the job ends, and has not applied the latest push.
         waited: seconds spent waiting for the latest release.
         owed: whether a push is out and its release has not come.
+        arriving: whether a release is here in part.
     """
 
     def __init__(  # noqa: PLR0913 - made in one place
@@ -62,6 +68,7 @@ class Worker:
         note: Callable[[], bytes] | None = None,
         overlap: str = "thread",
         run_ahead: bool = False,
+        early_forward: bool = False,
     ) -> None:
         self._rank, self._stall_timeout = transport.rank, stall_timeout
         self._schedule, self._clip = schedule, clip
@@ -77,6 +84,7 @@ class Worker:
                 overlap=overlap,
                 run_ahead=run_ahead,
                 note_bytes=len(note()) if note and number == 0 else 0,
+                before_part=self.finish,
             )
             for number, replica in enumerate(replicas)
         ]
@@ -84,8 +92,11 @@ class Worker:
         self.stopping = self.preempted = False
         self._asked = False  # a server that rank 0 does not hear of was asked to end
         self.waited = 0.0
-        self.owed = False
-        if run_ahead:
+        self.owed = self.arriving = False
+        self._arrival = Arrival(replicas, self._await_part) if early_forward else None
+        if early_forward:
+            replicas[0].model.register_state_dict_pre_hook(self.finish)
+        if run_ahead or early_forward:
             self._progress_in_forward()
         self.zero_grad()
 
@@ -105,6 +116,7 @@ class Worker:
         """
         if samples < 1:
             raise ConfigError(f"a gradient stands for at least 1 sample, got {samples}: leave out steps without data")
+        self.finish()
         version = self._catch_up()
         if self.preempted:
             return  # what was computed meanwhile is in no checkpoint either
@@ -116,11 +128,14 @@ class Worker:
             for share in self.shares:
                 share.clean()
         self._exchange(Kind.PUSH, flags, version=version, samples=samples, loss=loss)
+        if self._arrival:
+            self._arrival.learn()
 
     def skip(self, *, loss: float = math.nan) -> None:
         """Sends an empty push: the clock goes on and a release comes, but there is no gradient in this step."""
         if any(share.buckets.handed for share in self.shares):
             raise ConfigError("a step was left out whose gradient backward had begun to send: use overlap='off'")
+        self.finish()
         version = self._catch_up()
         if not self.preempted:
             self._exchange(Kind.PUSH, Flag.NONE, version=version, loss=loss)
@@ -139,15 +154,18 @@ class Worker:
                 module.register_forward_pre_hook(self._progress)
 
     def _progress(self, *_: object) -> None:
-        for share in self.shares:
-            share.end.progress()
+        if self.owed or self.arriving:
+            for share in self.shares:
+                share.end.progress()
 
     def _exchange(self, kind: Kind, flags: Flag, *, version: int, samples: int = 0, loss: float = math.nan) -> None:
         self.step_count += 1
         if preempt.requested() or self._asked:
             flags |= Flag.PREEMPT
         self._send(kind, flags, version=version, samples=samples, loss=loss)
-        if not self._run_ahead:
+        if self._arrival and self._arrival.may_begin:
+            self._await_headers(self._arrival.first)
+        elif not self._run_ahead:
             self._await_release()
 
     def go_on_from(self, step_count: int) -> None:
@@ -171,6 +189,7 @@ class Worker:
 
     def leave(self) -> None:
         """Tells the servers that this worker has no more data; returns once that is on its way."""
+        self.finish()
         if self.owed:
             self._await_release()
         note = self._note() if self._note else None
@@ -205,10 +224,48 @@ class Worker:
         nbytes = max(1, sum(share.nbytes for share in self.shares))
         return sum(share.end.hidden * share.nbytes for share in self.shares) / nbytes
 
+    def finish(self, *_: object) -> None:
+        """Returns when the latest release is in the model as a whole, if it is here in part.
+
+        Raises StallError, ProtocolError as `step` does.
+        """
+        if not self.arriving:
+            return
+        began = time.perf_counter()
+        for share in self.shares:
+            self._due(share, began, share.receive)
+        self.arriving = False
+        self.waited += time.perf_counter() - began
+
+    def _await_headers(self, first: Mapping[int, int]) -> None:
+        """Waits until the release begins to arrive, with the parts that each server's are in `first` up to a place."""
+        began = time.perf_counter()
+        headers = [self._due(share, began, share.receive_header) for share in self.shares]
+        self.arriving = True
+        if any(header.nbytes for header in headers):
+            for server, place in first.items():
+                self._await_part(server, place)
+        else:
+            self.finish()
+        self.waited = time.perf_counter() - began
+        self._take(headers)
+
+    def _await_part(self, server: int, place: int) -> None:
+        """Returns when the part at `place` of a server's release is in the model."""
+        if not self.arriving:
+            return
+        began, share = time.perf_counter(), self.shares[server]
+        self._due(share, began, lambda timeout: share.receive_part(place, timeout) or None)
+        self.waited += time.perf_counter() - began
+
     def _await_release(self) -> None:
         began = time.perf_counter()
-        headers = [self._receive(share, began) for share in self.shares]
+        headers = [self._due(share, began, share.receive) for share in self.shares]
         self.waited = time.perf_counter() - began
+        self._take(headers)
+
+    def _take(self, headers: Sequence[Header]) -> None:
+        """Does what the servers' releases say."""
         self.owed = False
         header = headers[0]
         self._asked = self._asked or any(h.flags & Flag.ASKED for h in headers)
@@ -222,15 +279,16 @@ class Worker:
         if alone and not self.preempted:
             self._step_alone(pushed.samples)
 
-    def _receive(self, share: Share, began: float) -> Header:
-        header = share.receive(max(0.0, began + self._stall_timeout - time.perf_counter()))
-        if header is None:
+    def _due(self, share: Share, began: float, receive: Callable[[float], T | None]) -> T:
+        """Returns what comes from a share's server; StallError if nothing has within the timeout since `began`."""
+        found = receive(max(0.0, began + self._stall_timeout - time.perf_counter()))
+        if found is None:
             number = self.shares.index(share)
             which = "the server" if len(self.shares) == 1 else f"server {number}"
             raise StallError(
                 f"rank {self._rank} step {self.step_count}: no release from {which} within {self._stall_timeout:g} s"
             )
-        return header
+        return found
 
     def _step_alone(self, samples: int) -> None:
         """Goes on with the parameters it has, its own update made here as the server made it (read-my-writes)."""

@@ -23,6 +23,7 @@ MODES: dict[str, dict[str, Any]] = {
     "off": {"overlap": "off"},
     "hooks": {"overlap": "hooks"},
     "thread": {"overlap": "thread"},
+    "early forward": {"overlap": "thread", "early_forward": True},
     "run ahead": {"run_ahead": True},
 }
 

@@ -27,7 +27,7 @@ from stalempi.context import Context, current
 from stalempi.correction import Correction, make_correction
 from stalempi.entry import parse_device
 from stalempi.errors import ConfigError
-from stalempi.group import check_groups, check_run_ahead
+from stalempi.group import check_forward, check_groups
 from stalempi.logs import log_to_stderr, logger
 from stalempi.policy import Decision, Event, Policy
 from stalempi.shares import check_servers
@@ -90,7 +90,7 @@ class TrainOptions:
         """Raises ConfigError if the policy, groups, checkpoints and the like do not go together."""
         self.wire.check(self.policy)
         check_servers(self.policy, self.servers, clip_norm=self.recipe.clip_norm)
-        check_run_ahead(self.policy, self.group, run_ahead=self.wire.run_ahead)
+        check_forward(self.policy, self.group, run_ahead=self.wire.run_ahead, early_forward=self.wire.early_forward)
         if self.policy.has_server:
             return
         if self.trace:

@@ -26,6 +26,7 @@ class Wire:
 
     overlap: str
     run_ahead: bool
+    early_forward: bool
     compress: str
     bucket_mb: float
 
@@ -37,6 +38,7 @@ class Wire:
         return {
             "overlap": self.overlap,
             "run_ahead": self.run_ahead,
+            "early_forward": self.early_forward,
             "compression": self.compress,
             "bucket_bytes": round(self.bucket_mb * 2**20),
         }
@@ -59,6 +61,9 @@ def wire_options(function: F) -> F:
         ),
         click.option(
             "--compress", default="none", show_default=True, metavar="FORM", help=f"Of pushes: {COMPRESSIONS}."
+        ),
+        click.option(
+            "--early-forward", is_flag=True, help="Begin forward with the parameters that are there, the rest arriving."
         ),
         click.option(
             "--run-ahead", is_flag=True, help="Begin an iteration before the last release; one more in the bound."

@@ -20,7 +20,7 @@ from stalempi.context import Context
 from stalempi.correction import Correction
 from stalempi.errors import ConfigError
 from stalempi.follower import Follower
-from stalempi.group import Group, check_groups, check_run_ahead
+from stalempi.group import Group, check_forward, check_groups
 from stalempi.memory import server_memory
 from stalempi.orders import Orders
 from stalempi.peer import Peer
@@ -76,6 +76,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             are not as one backward made them (clipped, accumulated, scaled), nothing is ever sent early.
         run_ahead: whether a worker begins its next iteration on the parameters that it has, while its push and release
             are on their way. That counts as one more iteration in the policy's bound, so SSP and DSSP need one of 1.
+        early_forward: whether `step` returns when its release begins to arrive, so that each module waits for its own
+            parameters only; `synchronize` waits for all. The first release comes whole, since its step shows which
+            modules are called.
         compression: of gradients on their way to the server: "none", "fp16", "bf16", or "topk:SHARE" for the largest
             elements only, the rest being added to the next gradient.
 
@@ -109,6 +112,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         checkpoint: Checkpoint | None = None,
         overlap: str = "thread",
         run_ahead: bool = False,
+        early_forward: bool = False,
         compression: str = "none",
     ) -> None:
         self._outer = context or contexts.current()
@@ -151,7 +155,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._evaluation = evaluation
         _check_job(policy, role, correction, checkpoint, overlap, compression)
         check_servers(policy, role.servers, clip_norm=clip_norm)
-        check_run_ahead(policy, role.group_size, run_ahead=run_ahead)
+        check_forward(policy, role.group_size, run_ahead=run_ahead, early_forward=early_forward)
         restart = self._load(checkpoint)
         self._join(
             [
@@ -198,7 +202,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._critic = Critic(self._replicas, evaluation, transport, timeout=timeout)
         else:
             self._notebook = Notebook(self._context.device) if checkpoint else None
-            self._worker = self._make_worker(schedule, clip, overlap, run_ahead=run_ahead)
+            self._worker = self._make_worker(
+                schedule, clip, overlap=overlap, run_ahead=run_ahead, early_forward=early_forward
+            )
         self._take_role(self._outer, self._context)
         contexts.open_jobs.append(self)
         self._rejoin(
@@ -234,9 +240,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         elif evaluation:
             self._gallery = Album(server, evaluation, self._replicas)
 
-    def _make_worker(
-        self, schedule: Callable[[int], float] | None, clip: Clip | None, overlap: str, *, run_ahead: bool
-    ) -> Worker:
+    def _make_worker(self, schedule: Callable[[int], float] | None, clip: Clip | None, **options: Any) -> Worker:
         role, timeout = self._context.role, self._timeout
         patience = (3 if role.group_rank else 2) * timeout  # who is behind another waits longer, and lets it speak
         group = Group(role.pushes_to, role.takes_from, timeout)
@@ -249,8 +253,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             clip=clip,
             group=group,
             note=note,
-            overlap=overlap,
-            run_ahead=run_ahead,
+            **options,
         )
 
     def _load(self, checkpoint: Checkpoint | None) -> Restart | None:
@@ -381,6 +384,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._seen.take()
         self._end_if_preempted()
         return result
+
+    def synchronize(self) -> None:
+        """Returns when all parameters of the latest release are in the model; only with `early_forward` does it wait.
+
+        Then it is called before a program reads or writes parameters otherwise than by running the model or by
+        `state_dict`.
+        """
+        worker = self._need_worker("synchronize")
+        if isinstance(worker, Worker):
+            worker.finish()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuses: the ranks have agreed on the groups."""

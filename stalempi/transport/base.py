@@ -21,7 +21,17 @@ from stalempi.errors import ProtocolError
 from stalempi.transport.message import Header, Kind
 from stalempi.transport.staging import Copied, Copier, copier_for
 
-__all__ = ["Numbers", "Packet", "Parts", "PeerEnd", "ServerEnd", "Transport", "WorkerEnd", "check_received"]
+__all__ = [
+    "Numbers",
+    "Packet",
+    "Parts",
+    "PartwiseEnd",
+    "PeerEnd",
+    "ServerEnd",
+    "Transport",
+    "WorkerEnd",
+    "check_received",
+]
 
 Numbers = NDArray[np.float32] | NDArray[np.float64] | NDArray[np.int64]
 
@@ -97,10 +107,11 @@ class Parts:
         for _ in self.outgoing():
             pass
 
-    def stage_in(self) -> None:
-        """Brings what arrived in `wire` to the tensors; returns when it is there."""
+    def stage_in(self, first: int = 0, stop: int | None = None) -> None:
+        """Brings what arrived in `wire`, at places from `first` to before `stop`, to the tensors; waits for it."""
         if self.staged:
-            copies = [self._copier.copy_in(here, host) for host, here in zip(self.wire, self.tensors, strict=True)]
+            pairs = list(zip(self.wire, self.tensors, strict=True))[first:stop]
+            copies = [self._copier.copy_in(here, host) for host, here in pairs]
             for copied in copies:
                 copied.synchronize()
 
@@ -170,6 +181,21 @@ class WorkerEnd(ABC):
     @abstractmethod
     def close(self) -> None:
         """Frees what the transport holds; nothing may be on its way."""
+
+
+class PartwiseEnd(WorkerEnd):
+    """A worker's side that can say which parts of a release are here."""
+
+    @abstractmethod
+    def receive_header(self, timeout: float) -> bool:
+        """Waits up to `timeout` seconds until the release's header is here and the push is gone; returns whether it is.
+
+        If it announces parts, `receive_part` may follow; `receive` must.
+        """
+
+    @abstractmethod
+    def receive_part(self, place: int, timeout: float) -> bool:
+        """Waits up to `timeout` seconds until the release's parts up to `place` are here; returns whether they are."""
 
 
 class ServerEnd(ABC):

@@ -18,7 +18,17 @@ from torch import Tensor
 
 from stalempi.errors import StallError
 from stalempi.pipeline.link import Lane, Links, LocalLink, Receiver, Sender
-from stalempi.transport.base import Numbers, Packet, Parts, PeerEnd, ServerEnd, Transport, WorkerEnd, check_received
+from stalempi.transport.base import (
+    Numbers,
+    Packet,
+    Parts,
+    PartwiseEnd,
+    PeerEnd,
+    ServerEnd,
+    Transport,
+    WorkerEnd,
+    check_received,
+)
 from stalempi.transport.meetings import InprocPeerEnd, Meetings
 from stalempi.transport.message import Kind
 
@@ -212,11 +222,13 @@ class _InprocServerEnd(ServerEnd):
             raise StallError(f"a release was not received within {timeout:g} s")
 
 
-class _InprocWorkerEnd(WorkerEnd):
+class _InprocWorkerEnd(PartwiseEnd):
     def __init__(self, pair: _Pair, between: tuple[int, int], push: Packet, release: Packet) -> None:
         self._pair, self._push, self._release = pair, push, release
         self._rank, self._server = between
         self._ahead: list[Tensor] = []  # copies of the parts that went ahead of the push
+        self._sent: _Release | None = None  # the release of which the header has been read
+        self._here = self._arrived = 0  # parts of it that have been read, and their bytes
 
     def part(self, place: int) -> None:
         assert place == len(self._ahead), "parts go in their order"
@@ -249,18 +261,41 @@ class _InprocWorkerEnd(WorkerEnd):
         arriving.put((self._rank, _copy(wire, target.parts)))
 
     def receive(self, timeout: float) -> bool:
+        if not (self._sent or self.receive_header(timeout)):
+            return False
+        sent, first, parts = self._sent, self._here, self._release.parts
+        assert sent is not None, "its header has been read"
+        self._read(len(sent.parts.wire) if sent.parts else 0)
+        sent.done.set()
+        self._sent = None
+        check_received(self._release, sender=self._server, kinds=(Kind.RELEASE,), arrived=self._arrived)
+        if self._arrived:
+            parts.stage_in(first)
+        return True
+
+    def receive_header(self, timeout: float) -> bool:
         try:
-            sent = self._pair.to_worker.get(timeout=timeout)
+            self._sent = sent = self._pair.to_worker.get(timeout=timeout)
         except queue.Empty:
             return False
         time.sleep(max(0.0, sent.due - time.monotonic()))
         self._release.header[:] = sent.header
-        arrived = _copy(sent.parts.wire if sent.parts else [], self._release.parts)
-        sent.done.set()
-        check_received(self._release, sender=self._server, kinds=(Kind.RELEASE,), arrived=arrived)
-        if arrived:
-            self._release.parts.stage_in()
+        self._here = self._arrived = 0
         return True
+
+    def receive_part(self, place: int, timeout: float) -> bool:
+        del timeout
+        first = self._here
+        self._read(place + 1)
+        self._release.parts.stage_in(first, self._here)
+        return True
+
+    def _read(self, stop: int) -> None:
+        while self._here < stop:
+            assert self._sent is not None, "its header has been read"
+            assert self._sent.parts is not None, "it has parts"
+            self._arrived += _copy_part(self._sent.parts.wire[self._here], self._release.parts.wire[self._here])
+            self._here += 1
 
     def close(self) -> None:
         pass
@@ -286,7 +321,10 @@ def run_ranks(main: Callable[[InprocTransport], T], size: int, *, delivery: floa
 
 def _copy(source: Sequence[Tensor], target: Parts) -> int:
     """Copies what fits, as a network would, and returns the bytes that came; of parts sent empty there are none."""
-    for a, b in zip(source, target.wire, strict=bool(source)):
-        fits = min(a.numel(), b.numel())
-        b[:fits].copy_(a[:fits])
-    return sum(part.nbytes for part in source)
+    return sum(_copy_part(a, b) for a, b in zip(source, target.wire, strict=bool(source)))
+
+
+def _copy_part(source: Tensor, target: Tensor) -> int:
+    fits = min(source.numel(), target.numel())
+    target[:fits].copy_(source[:fits])
+    return source.nbytes

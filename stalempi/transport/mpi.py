@@ -18,7 +18,17 @@ from stalempi.errors import ProtocolError, StallError
 from stalempi.flat import MAX_BUCKET_BYTES
 from stalempi.pipeline.link import Lane, Links, Receiver, Sender
 from stalempi.transport.backoff import wait_for
-from stalempi.transport.base import Numbers, Packet, Parts, PeerEnd, ServerEnd, Transport, WorkerEnd, check_received
+from stalempi.transport.base import (
+    Numbers,
+    Packet,
+    Parts,
+    PartwiseEnd,
+    PeerEnd,
+    ServerEnd,
+    Transport,
+    WorkerEnd,
+    check_received,
+)
 from stalempi.transport.collective import MpiPeerEnd
 from stalempi.transport.links import MpiReceiver, MpiSender, Progress
 from stalempi.transport.message import Kind, Tag
@@ -153,7 +163,7 @@ class MpiTransport(Transport, Links):
         self._comm.Free()
 
 
-class _MpiWorkerEnd(WorkerEnd):
+class _MpiWorkerEnd(PartwiseEnd):
     """Sends a push's parts with persistent requests, in their order, and its header once the last of them may go.
 
     Args:
@@ -174,6 +184,7 @@ class _MpiWorkerEnd(WorkerEnd):
         self._statuses = [MPI.Status() for _ in self._parts]
         self._going = self._sends
         self._sent = self._begun = False
+        self._here = self._arrived = 0  # parts of the release that `receive_part` has taken, and their bytes
         self._ahead = 0  # parts that went ahead of the push
         self._copying = CopyQueue(lambda place: _start([self._sends[1 + place]]))
 
@@ -199,6 +210,7 @@ class _MpiWorkerEnd(WorkerEnd):
         self._release.parts.make_room()
         _start([self._header, *self._parts])
         self._sent = self._begun = False
+        self._here = self._arrived = 0
         header, *parts = self._sends
         self._copying.launch(wait=True)
         _start([header])
@@ -223,16 +235,38 @@ class _MpiWorkerEnd(WorkerEnd):
     def receive(self, timeout: float) -> bool:
         if not wait_for(self._is_whole, timeout, lambda: self._begun or not self._sent):
             return False
-        arrived = sum(status.Get_count(MPI.BYTE) for status in self._statuses)
+        arrived = self._arrived + sum(status.Get_count(MPI.BYTE) for status in self._statuses[self._here :])
         check_received(self._release, sender=self._server, kinds=(Kind.RELEASE,), arrived=arrived)
         if arrived:
-            self._release.parts.stage_in()
+            self._release.parts.stage_in(self._here)
+        return True
+
+    def receive_header(self, timeout: float) -> bool:
+        return wait_for(self._has_begun, timeout, lambda: not self._sent)
+
+    def receive_part(self, place: int, timeout: float) -> bool:
+        first = self._here
+        if not wait_for(lambda: self._has_parts(place), timeout, lambda: True):
+            return False
+        self._release.parts.stage_in(first, self._here)
+        return True
+
+    def _has_begun(self) -> bool:
+        self._sent = self._sent or (self._going[-1].Get_status() and bool(MPI.Request.Testall(self._going)))
+        self._begun = self._begun or bool(self._header.Test())
+        return self._sent and self._begun
+
+    def _has_parts(self, place: int) -> bool:
+        while self._here <= place:
+            part = slice(self._here, self._here + 1)
+            if not _all_here(self._parts[part], self._statuses[part], self._server):
+                return False
+            self._arrived += self._statuses[self._here].Get_count(MPI.BYTE)
+            self._here += 1
         return True
 
     def _is_whole(self) -> bool:
-        self._sent = self._sent or (self._going[-1].Get_status() and bool(MPI.Request.Testall(self._going)))
-        self._begun = self._begun or bool(self._header.Test())
-        return self._sent and self._begun and _all_here(self._parts, self._statuses, self._server)
+        return self._has_begun() and _all_here(self._parts[self._here :], self._statuses[self._here :], self._server)
 
     def leave(self, timeout: float) -> bool:
         self._stop_progress()

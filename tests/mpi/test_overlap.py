@@ -15,9 +15,21 @@ TCP = ("--mca", "btl", "self,tcp")
 
 
 def test_gradients_travel_in_every_way_over_tcp_without_changing_a_bit() -> None:
-    done = mpirun(PROGRAMS / "equal.py", 2, "asp:hooks", "asp:thread", "asp:off", flags=TCP)
+    done = mpirun(PROGRAMS / "equal.py", 2, "asp:hooks", "asp:thread:early", "asp:off:early", flags=TCP)
     assert done.code == 0, done.err
     assert [float(line.split()[-1]) for line in done.out.splitlines()] == [0.0] * 6
+
+
+@pytest.mark.parametrize("flags", [(), TCP], ids=["shared memory", "tcp"])
+def test_forward_begins_while_the_server_still_steps_and_uses_nothing_that_is_not_there(flags: tuple[str, ...]) -> None:
+    done = mpirun(PROGRAMS / "early.py", 2, flags=flags)
+    assert done.code == 0, done.err
+    at_step, by_layer, difference = (json.loads(line) for line in done.out.splitlines())
+    assert at_step[0] == 8  # the first release comes whole
+    assert max(at_step[1:]) < 4  # of 8 parts; one comes every 20 ms
+    assert by_layer == sorted(by_layer)
+    assert by_layer[-1] == 8
+    assert difference == 0.0
 
 
 @pytest.mark.parametrize(("way", "flags"), [("hooks", ()), ("hooks", TCP), ("thread", TCP), ("off", TCP)])

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from stalempi.transport.base import Parts, Transport
+from stalempi.transport.base import Parts, PartwiseEnd, Transport
 from stalempi.transport.message import Header
 
 from .ends import LONG, RANKS, Server, Worker, contents, parameters, payload
@@ -140,6 +140,38 @@ def a_release_may_be_sent_part_by_part_each_as_it_is_then(transport: Transport, 
         assert worker_end.end.receive(LONG)
         assert [part.unique().tolist() for part in worker_end.released.parts.tensors] == [[10 * step], [10 * step + 1]]
     worker_end.leave(4)
+
+
+def parts_of_a_release_may_be_taken_as_they_come(transport: Transport, *, staged: bool = False) -> None:
+    if transport.rank == 0:
+        server, parts = Server(transport, staged=staged), parameters(0, staged=staged)
+        for step in range(1, 5):
+            server.await_messages(RANKS - 1)
+            assert server.end.settle(parts, LONG)
+            for tensor in parts.tensors:
+                tensor.fill_(step)
+            for worker in range(RANKS - 1):
+                server.release(worker, parts, step=step, empty=step == 3)
+        server.await_leaves()
+        return
+    worker_end = Worker(transport, staged=staged)
+    end, (first, second) = worker_end.end, worker_end.released.parts.tensors
+    assert isinstance(end, PartwiseEnd)
+    for step in range(1, 5):
+        worker_end.push(step)
+        assert end.receive_header(LONG)
+        assert Header.unpack(worker_end.released.header).step == step
+        if step != 3:
+            for place in range(step % 3):  # two, one, none
+                assert end.receive_part(place, LONG)
+                assert (first, second)[place].unique().tolist() == [step]
+        assert end.receive(LONG)
+        assert contents(worker_end.released) == {2 if step == 3 else step}
+    worker_end.leave(4)
+
+
+def staged_parts_of_a_release_may_be_taken_as_they_come(transport: Transport) -> None:
+    parts_of_a_release_may_be_taken_as_they_come(transport, staged=True)
 
 
 def a_staged_release_may_be_sent_part_by_part(transport: Transport) -> None:
@@ -283,6 +315,8 @@ CARRIED: list[Callable[[Transport], None]] = [
     staged_parts_settle_as_direct_ones_do,
     a_release_may_be_sent_part_by_part_each_as_it_is_then,
     a_staged_release_may_be_sent_part_by_part,
+    parts_of_a_release_may_be_taken_as_they_come,
+    staged_parts_of_a_release_may_be_taken_as_they_come,
     an_empty_release_changes_no_parameter,
     an_empty_release_changes_no_staged_parameter,
     an_empty_push_brings_no_gradient_and_is_answered,

@@ -1,4 +1,4 @@
-"""Trains on shards of fixed batches and compares with one process on the joined ones: equal.py POLICY[:OVERLAP]..."""
+"""Trains on shards and compares with one process on the joined batches: equal.py POLICY[:OVERLAP[:early]]..."""
 
 import sys
 from collections.abc import Callable
@@ -34,13 +34,13 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, part: slice) -> No
 
 def run(policy_name: str, optimizer_name: str) -> None:
     context = stalempi.init()
-    name, _, overlap = policy_name.partition(":")
+    name, overlap, early = [*policy_name.split(":"), "", ""][:3]
     policy = {"bsp": stalempi.BSP(), "asp": stalempi.ASP(), "ssp": stalempi.SSP(0)}[name]
     torch.manual_seed(100 + context.rank)  # every rank begins with weights of its own
     model = make_model()
     inner = MAKE[optimizer_name](model.parameters())
     optimizer = stalempi.DistributedOptimizer(
-        inner, model=model, policy=policy, bucket_bytes=256, overlap=overlap or "hooks"
+        inner, model=model, policy=policy, bucket_bytes=256, overlap=overlap or "hooks", early_forward=early == "early"
     )
     if context.is_server:
         optimizer.serve()
