@@ -131,9 +131,10 @@ class Follower(Holder):
             case Order.TAKE | Order.SKIP:
                 self._arrived.remove(workers[0])
                 slot = self._slots[workers[0]]
-                slot.step = Header.unpack(slot.packet.header).step
+                header = Header.unpack(slot.packet.header)
+                slot.step = header.step
                 if order is Order.TAKE:
-                    self.take(workers[0])
+                    self.take(workers[0], header)
             case Order.APPLY:
                 self.apply(workers, self._released_next())
             case Order.DROP:

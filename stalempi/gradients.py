@@ -37,7 +37,7 @@ class GradientBook:
     ) -> None:
         self._parameters, self._flat, self._on_ready = parameters, flat, on_ready
         self._rows = rows or {}
-        self._touched = [False] * len(parameters)
+        self._touched = np.zeros(len(parameters), dtype=bool)
         self._watched = [False] * len(parameters)
 
     def zero(self) -> None:
@@ -48,7 +48,7 @@ class GradientBook:
         if not self._are_views():
             for place, (parameter, view) in enumerate(zip(self._parameters, self._flat.views, strict=True)):
                 parameter.grad = None if place in self._rows else view
-        self._touched = [False] * len(self._touched)
+        self._touched.fill(False)
 
     def _are_views(self) -> bool:
         """Whether every `.grad` is its view; this and what calls it are on the path of every step of a tiny model."""
@@ -66,12 +66,15 @@ class GradientBook:
         if self._on_ready and self._parameters[place].grad is self._flat.views[place]:
             self._on_ready(place)
 
-    @torch.no_grad()
     def collect(self, touched: NDArray[np.bool_]) -> None:
         """Makes the flat gradients hold what the parameters' `.grad` hold; writes to `touched` which have one."""
         if all(self._watched) and self._are_views():
             touched[:] = self._touched
-            return
+        else:
+            self._bring(touched)
+
+    @torch.no_grad()
+    def _bring(self, touched: NDArray[np.bool_]) -> None:
         for place, (parameter, view) in enumerate(zip(self._parameters, self._flat.views, strict=True)):
             gradient: Tensor | None = parameter.grad
             if place in self._rows:

@@ -137,17 +137,14 @@ class Holder:
         """Whether no gradient waits to be applied, so that the parameters tell of every push received."""
         return all(slot.push is None for slot in self._slots)
 
-    def take(self, worker: int) -> Header:
-        """Takes the message of `worker` that has arrived; returns its header. A push then waits to be applied.
+    def take(self, worker: int, header: Header) -> None:
+        """Takes the message of `worker` that has arrived with `header`. A push then waits to be applied.
 
         Raises ProtocolError if it does not follow the last one, NonFiniteError if it is to be refused.
         """
-        slot = self._slots[worker]
-        header = Header.unpack(slot.packet.header)
-        slot.accept(header)
+        self._slots[worker].accept(header)
         if header.kind is Kind.PUSH:
             self._admit(worker, header)
-        return header
 
     def _admit(self, worker: int, header: Header) -> None:
         slot, stats = self._slots[worker], self.stats.workers[worker]

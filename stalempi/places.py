@@ -43,8 +43,9 @@ class Places:
         _copy(self.params, self._replica.params)
 
 
-@torch.no_grad()
 def _copy(source: Flat, target: Flat) -> None:
-    if source is not target:
+    if source is target:
+        return
+    with torch.no_grad():
         for a, b in zip(source.storages, target.storages, strict=True):
             b.copy_(a)

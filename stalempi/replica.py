@@ -159,10 +159,13 @@ class Replica:
     def read_hyper(self) -> list[float]:
         """Returns the numeric hyper-parameters of all groups, in the order that `write_hyper` takes."""
         found: list[float] = []
-        for group, keys in self._group_keys():
+        for group, keys in zip(self.optimizer.param_groups, self._hyper_keys, strict=True):
             for key in keys:
                 value = group[key]
-                found += [float(v) for v in value] if isinstance(value, (tuple, list)) else [float(value)]
+                if isinstance(value, (tuple, list)):
+                    found.extend(value)
+                else:
+                    found.append(float(value))
         return found
 
     def write_hyper(self, values: Sequence[float]) -> None:

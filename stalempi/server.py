@@ -16,7 +16,7 @@ from stalempi.policy.base import Apply, Continue, Decision, Drop, Event, Leave, 
 from stalempi.replica import Replica
 from stalempi.silence import CHECK_EVERY, Silence
 from stalempi.slots import combine_buffers
-from stalempi.stats import RunStats, WorkerStats
+from stalempi.stats import RunStats
 from stalempi.transport.base import Transport
 from stalempi.transport.message import Flag, Header, Kind
 
@@ -128,7 +128,7 @@ class Server(Holder):
             self.attendant.between(self.options.now())
 
     def _handle(self, worker: int, now: float) -> None:
-        slot, stats = self._slots[worker], self.stats.workers[worker]
+        slot = self._slots[worker]
         header = Header.unpack(slot.packet.header)
         self._silence.broken(worker, now)
         slot.step = header.step
@@ -139,13 +139,14 @@ class Server(Holder):
             self._orders.add(Order.SKIP, worker)
             self._turn_away(worker, header, now)
         else:
-            self._decide(worker, stats, now)
+            self._decide(worker, header, now)
         self._orders.send()  # where nothing was to be done
 
-    def _decide(self, worker: int, stats: WorkerStats, now: float) -> None:
+    def _decide(self, worker: int, header: Header, now: float) -> None:
         """Takes what `worker` sent, and does what the policy says of it."""
         self._orders.add(Order.TAKE, worker)
-        header = self.take(worker)
+        self.take(worker, header)
+        stats = self.stats.workers[worker]
         self.preempt_asked = self.preempt_asked or bool(header.flags & Flag.PREEMPT)
         stats.ended = now
         if not math.isnan(header.waited):

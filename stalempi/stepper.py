@@ -213,7 +213,6 @@ class Stepper:
         parameter = self._replica.trained[place]
         return joined.as_strided(parameter.shape, parameter.stride(), self._places[place][1] - run.start)
 
-    @torch.no_grad()
     def _step_joined(
         self, gradients: Flat, before: Callable[[Bucket | None], None] | None, after: Callable[[int], None] | None
     ) -> None:
@@ -223,22 +222,26 @@ class Stepper:
         slices = iter(self._slices(gradients))
         groups = self._twin.param_groups
         for ours, theirs in zip(groups, self._optimizer.param_groups, strict=True):
-            ours.update(theirs)
-        for place, pieces in enumerate(self._pieces):
-            if before:
-                before(self._buckets[place])
-            for piece in pieces:
-                piece.joined.grad = next(slices)
-                group = groups[piece.run.group]
-                group["params"] = [piece.joined]
-                self._twin.param_groups = [group]
-                self._twin_step(self._twin)
-            if after:
-                after(place)
+            ours.update(theirs, foreach=False)  # said, torch need not find it out at each step
+        with torch.no_grad():
+            for place, pieces in enumerate(self._pieces):
+                if before:
+                    before(self._buckets[place])
+                for piece in pieces:
+                    self._step_piece(piece, next(slices), groups[piece.run.group])
+                if after:
+                    after(place)
         self._twin.param_groups = groups
         for run in self._runs:
             if len(self._twin.state[run.pieces[0].joined]) != len(run.shared):
                 self._share(run)
+
+    def _step_piece(self, piece: _Piece, gradient: Tensor, group: dict[str, Any]) -> None:
+        assert self._twin
+        piece.joined.grad = gradient
+        group["params"] = [piece.joined]
+        self._twin.param_groups = [group]
+        self._twin_step(self._twin)
 
     def _slices(self, gradients: Flat) -> list[Tensor]:
         """Returns the gradients of all pieces, in their order."""

@@ -122,7 +122,7 @@ class Worker:
             return  # what was computed meanwhile is in no checkpoint either
         for share in self.shares:
             share.collect(scale)
-        flags = Flag.NONE
+        flags: int = Flag.NONE
         if not self._finite.verdict():
             flags = Flag.NONFINITE
             for share in self.shares:
@@ -158,7 +158,7 @@ class Worker:
             for share in self.shares:
                 share.end.progress()
 
-    def _exchange(self, kind: Kind, flags: Flag, *, version: int, samples: int = 0, loss: float = math.nan) -> None:
+    def _exchange(self, kind: Kind, flags: int, *, version: int, samples: int = 0, loss: float = math.nan) -> None:
         self.step_count += 1
         if preempt.requested() or self._asked:
             flags |= Flag.PREEMPT
@@ -179,7 +179,7 @@ class Worker:
         self._send(Kind.PUSH, Flag.WAITING, version=self.version)
         self._await_release()
 
-    def _send(self, kind: Kind, flags: Flag, *, version: int, samples: int = 0, loss: float = math.nan) -> None:
+    def _send(self, kind: Kind, flags: int, *, version: int, samples: int = 0, loss: float = math.nan) -> None:
         note = self._note() if self._note else None
         self.owed = True
         for share in self.shares:
@@ -203,7 +203,7 @@ class Worker:
         if isinstance(self.shares[0].end, LeaderEnd):
             self.preempted = self.shares[0].end.preempted
 
-    def _header(self, kind: Kind, flags: Flag, *, version: int, samples: int = 0, loss: float = math.nan) -> Header:
+    def _header(self, kind: Kind, flags: int, *, version: int, samples: int = 0, loss: float = math.nan) -> Header:
         return Header(
             kind,
             sender=self._rank,
@@ -268,9 +268,10 @@ class Worker:
         """Does what the servers' releases say."""
         self.owed = False
         header = headers[0]
-        self._asked = self._asked or any(h.flags & Flag.ASKED for h in headers)
-        if len({(h.version, h.samples, h.flags & ~Flag.ASKED) for h in headers}) > 1:
-            raise ProtocolError(f"rank {self._rank} step {self.step_count}: the servers' releases differ")
+        if len(headers) > 1:
+            self._asked = self._asked or any(h.flags & Flag.ASKED for h in headers)
+            if len({(h.version, h.samples, h.flags & ~Flag.ASKED) for h in headers}) > 1:
+                raise ProtocolError(f"rank {self._rank} step {self.step_count}: the servers' releases differ")
         self.version, self.global_samples = header.version, header.samples
         self.stopping = bool(header.flags & Flag.STOP)
         self.preempted = bool(header.flags & Flag.PREEMPT)

@@ -15,6 +15,7 @@ from stalempi.train.samples import count_samples
 from stalempi.transport.inproc import InprocTransport, run_ranks
 
 from .job import make_context, run_job
+from .small import data, make_model, momentum, step
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -112,3 +113,21 @@ def test_models_that_differ_are_refused_on_every_rank() -> None:
             )
 
     run_ranks(main, 3)
+
+
+def test_step_hooks_and_profilers_see_a_step_as_they_do_in_plain_torch() -> None:
+    seen: list[str] = []
+
+    def train(model: nn.Module, optimizer: DistributedOptimizer, worker: int) -> None:
+        step(model, optimizer, *data(4))
+        before = optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
+        after = optimizer.register_step_post_hook(lambda *_: seen.append("after"))
+        step(model, optimizer, *data(4))
+        before.remove()
+        after.remove()
+        with torch.profiler.profile() as profile:
+            step(model, optimizer, *data(4))
+        seen.extend(event.key for event in profile.key_averages() if event.key.startswith("Optimizer.step"))
+
+    run_job(make_model, momentum, ASP(), train, workers=1)
+    assert seen == ["before", "after", "Optimizer.step#DistributedOptimizer.step"]

@@ -166,7 +166,7 @@ class OneServer:
             header = Header(Kind.PUSH, worker + 1, self.replica.layout, self.counts[worker], version=slot.version)
             header.samples, header.nbytes = worker + 1, slot.packet.parts.nbytes
             header.pack_into(slot.packet.header)
-            self.holder.take(worker)
+            self.holder.take(worker, header)
         for decision in decisions:
             if isinstance(decision, Apply):
                 self.holder.apply(decision.workers)

@@ -3,8 +3,8 @@
 mpirun -n 2 python benchmarks/overlap/measure.py: one server, one worker, ASP. The model has LAYERS layers of 4 MB; the
 backward of each takes MS milliseconds and its forward half of that, on a device that computes by itself: the host waits
 until the device would be done, and what hooks do meanwhile costs nothing if it is done by then. In turns: computing
-alone, and steps that send nothing before `step` (off), from hooks, from hooks and a thread, the same with a forward that
-begins while the release arrives, and that run ahead.
+alone, and steps that send nothing before `step` (off), from hooks, from hooks and a thread, these with a
+forward that begins while the release arrives, and that run ahead.
 """
 
 from __future__ import annotations

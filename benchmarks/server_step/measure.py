@@ -1,9 +1,9 @@
 """Measures what a step costs once its gradient is there, by optimizer and bucket size.
 
-mpirun -n 2 python benchmarks/server_step/measure.py: one server, one worker, 100 MB of parameters in 100 layers, nothing
-sent early. A step is the check for NaN, the push, the server's update and the release. With one bucket for all, the
-server steps once over all memory and then releases it; with more, each is stepped while it is in the cache and released
-while the next one is stepped.
+mpirun -n 2 python benchmarks/server_step/measure.py: one server, one worker, 100 MB of parameters in 100 layers, and
+nothing sent early. A step is the check for NaN, the push, the server's update and the release. With one bucket for all,
+the server steps once over all memory and then releases it; with more, each is stepped while it is in the cache and
+released while the next one is stepped.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def seconds(make: Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer], buc
     with optimizer:
         for _ in range(STEPS):
             optimizer.zero_grad()
-            torch.autograd.backward(sum(parameter.sum() for parameter in model.parameters()))
+            torch.autograd.backward([parameter.sum() for parameter in model.parameters()])
             began = time.perf_counter()
             optimizer.step(samples=1)
             found.append(time.perf_counter() - began)

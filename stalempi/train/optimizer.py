@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.optim import optimizer as hooks
 
 from stalempi import context as contexts
 from stalempi import preempt
@@ -362,6 +363,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 mode since the last step (their first dimension is counted), or 1.
             loss: this batch's loss, for the server's progress report.
         """
+        watched = _is_watched(self)
+        return (self._watched_step if watched else self._step)(closure, samples=samples, loss=loss)
+
+    # torch would otherwise put around it, at each step, what only profilers and hooks need, and a tiny model feels that
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def _step(self, closure: Callable[[], T] | None, *, samples: int | None, loss: float) -> T | None:
         worker = self._need_worker("step")
         result: T | None = None
         if closure is not None:
@@ -384,6 +392,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._seen.take()
         self._end_if_preempted()
         return result
+
+    _watched_step = torch.optim.Optimizer.profile_hook_step(_step)
 
     def synchronize(self) -> None:
         """Returns when all parameters of the latest release are in the model; only with `early_forward` does it wait.
@@ -578,6 +588,17 @@ def _may_be_sparse(policy: Policy, role: Role, correction: Correction | None, cl
         and correction is None
         and clip is None
         and not isinstance(policy, CachedSSP)
+    )
+
+
+def _is_watched(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a profiler runs, or somebody wants to be called before or after each step."""
+    return bool(
+        torch._C._autograd._profiler_enabled()
+        or optimizer._optimizer_step_pre_hooks
+        or optimizer._optimizer_step_post_hooks
+        or hooks._global_optimizer_pre_hooks
+        or hooks._global_optimizer_post_hooks
     )
 
 

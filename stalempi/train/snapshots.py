@@ -167,7 +167,7 @@ class Exhibition(Gallery):
         self._waiting: deque[_Snapshot] = deque()
         self._shown: _Snapshot | None = None
         self._idle_since: float | None = None  # when a free evaluator last heard from us
-        self._farewell = Flag.STOP
+        self._farewell: int = Flag.STOP
 
     def abandon(self) -> None:
         """Lets the evaluator measure what it has, and tells it to end with the job."""
@@ -226,7 +226,7 @@ class Exhibition(Gallery):
         if self._waiting and self._idle_since is not None:
             self._send(self._waiting.popleft())
 
-    def _send(self, snapshot: _Snapshot | None, flags: Flag = Flag.NONE) -> None:
+    def _send(self, snapshot: _Snapshot | None, flags: int = Flag.NONE) -> None:
         self._shown, self._idle_since = snapshot, None
         header = Header(Kind.RELEASE, sender=0, layout=self._replicas[0].layout, step=0, flags=flags)
         if snapshot:

@@ -10,6 +10,10 @@ from dataclasses import dataclass, field
 __all__ = ["Backoff", "wait_for"]
 
 
+def _never() -> bool:
+    return False
+
+
 @dataclass(slots=True)
 class Backoff:
     """Spins briefly, then sleeps in growing steps; `reset` when something has happened.
@@ -37,22 +41,22 @@ class Backoff:
         self._since = self._half_since = None
         self._sleep = self.shortest
 
-    def pause(self, *, half_here: bool = False) -> None:
-        """Lets other processes run for a moment."""
+    def pause(self, half_here: Callable[[], bool] = _never) -> None:
+        """Lets other processes run for a moment; `half_here` says, if that matters, whether a message is."""
         now = time.perf_counter()
         if self._since is None:
             self._since, self._sleep = now, self.shortest
-        if half_here and self._half_since is None:
-            self._half_since = now
-        if now - self._since < self.spin or (half_here and now - (self._half_since or now) < self.patience):
+        if now - self._since < self.spin:
             os.sched_yield()
             return
-        time.sleep(min(self._sleep, self.eager) if half_here else self._sleep)
+        arriving = half_here()
+        if arriving and self._half_since is None:
+            self._half_since = now
+        if arriving and now - (self._half_since or now) < self.patience:
+            os.sched_yield()
+            return
+        time.sleep(min(self._sleep, self.eager) if arriving else self._sleep)
         self._sleep = min(self.growth * self._sleep, self.longest)
-
-
-def _never() -> bool:
-    return False
 
 
 def wait_for(happened: Callable[[], bool], timeout: float, half_here: Callable[[], bool] = _never) -> bool:
@@ -63,5 +67,5 @@ def wait_for(happened: Callable[[], bool], timeout: float, half_here: Callable[[
     while not happened():
         if time.monotonic() >= until:
             return False
-        backoff.pause(half_here=half_here())
+        backoff.pause(half_here)
     return True

@@ -21,8 +21,8 @@ class Kind(enum.IntEnum):
     LEAVE = 3
 
 
-class Flag(enum.IntFlag):
-    """What else a header says."""
+class Flag(enum.IntEnum):
+    """What else a header says, a bit each; together they are a plain int, which is cheaper than an enum of flags."""
 
     NONE = 0
     STOP = 1  # on a release: enough global samples, leave now
@@ -65,7 +65,7 @@ class Header:
         loss: the worker's loss, NaN when unknown.
         waited: seconds that the worker waited for its last release.
         hidden: share of the last push's bytes that had left when its backward was over.
-        flags: see `Flag`.
+        flags: the sum of what holds, see `Flag`.
     """
 
     kind: Kind
@@ -78,7 +78,7 @@ class Header:
     loss: float = float("nan")
     waited: float = 0.0
     hidden: float = 0.0
-    flags: Flag = Flag.NONE
+    flags: int = Flag.NONE
 
     def pack_into(self, buffer: Buffer) -> None:
         """Writes the header to the first HEADER_BYTES of `buffer`."""
@@ -110,4 +110,4 @@ class Header:
         except ValueError:
             raise ProtocolError(f"rank {sender} sent a message of unknown kind {kind}") from None
         loss, waited, hidden = rest
-        return cls(known, sender, layout, step, version, samples, nbytes, loss, waited, hidden, Flag(flags))
+        return cls(known, sender, layout, step, version, samples, nbytes, loss, waited, hidden, flags)

@@ -345,9 +345,12 @@ class _MpiServerEnd(ServerEnd):
         return any(self._parts[w] and self._parts[w][0].Get_status() for w in self._expected)
 
     def _poll(self) -> list[int]:
-        begun = MPI.Request.Testsome(self._headers) or ()
-        self._half_here.update(begun)
-        self._expected.difference_update(begun)
+        begun = MPI.Request.Testsome(self._headers)
+        if begun:
+            self._half_here.update(begun)
+            self._expected.difference_update(begun)
+        if not self._half_here:
+            return []
         whole = [w for w in sorted(self._half_here) if _all_here(self._parts[w], self._statuses[w], self._ranks[w])]
         for worker in whole:
             self._half_here.remove(worker)
@@ -396,7 +399,9 @@ class _MpiServerEnd(ServerEnd):
         self._expected.add(worker)
 
     def _outbox(self, parts: Parts) -> _Outbox:
-        return self._outboxes.setdefault(id(parts), _Outbox(self._comm, parts))
+        if id(parts) not in self._outboxes:
+            self._outboxes[id(parts)] = _Outbox(self._comm, parts)
+        return self._outboxes[id(parts)]
 
     def settle(self, parts: Parts, timeout: float) -> bool:
         requests = self._outbox(parts).all()

@@ -84,6 +84,9 @@ class _There:
         return
 
 
+_THERE = _There()
+
+
 class HostCopier(Copier):
     """Host memory beside host memory: a copy is there at once."""
 
@@ -91,15 +94,15 @@ class HostCopier(Copier):
         return torch.empty(tensor.shape, dtype=tensor.dtype)
 
     def mark(self) -> Copied:
-        return _There()
+        return _THERE
 
     def copy_out(self, host: Tensor, device: Tensor) -> Copied:
         host.copy_(device)
-        return _There()
+        return _THERE
 
     def copy_in(self, device: Tensor, host: Tensor) -> Copied:
         device.copy_(host)
-        return _There()
+        return _THERE
 
 
 class CopyQueue:

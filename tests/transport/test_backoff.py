@@ -55,7 +55,7 @@ def test_a_reset_begins_with_spinning_again(clock: Clock) -> None:
 def test_a_message_that_is_half_here_is_looked_after_more_often(clock: Clock) -> None:
     wait = Backoff(spin=0.0, shortest=2e-5, longest=1e-3, eager=5e-5, patience=0.0)
     for _ in range(8):
-        wait.pause(half_here=True)
+        wait.pause(lambda: True)
     assert max(clock.slept) == 5e-5
 
 
@@ -66,5 +66,5 @@ def test_while_a_message_arrives_nobody_sleeps_for_a_while(clock: Clock) -> None
     slept = len(clock.slept)
     assert slept > 0
     for _ in range(5):
-        wait.pause(half_here=True)
+        wait.pause(lambda: True)
     assert len(clock.slept) == slept
