@@ -211,14 +211,18 @@ class Holder:
             self._stepper.show(mean.gradients, mean.touched)
             self.options.clip(self.replica.trained)
             before = None
-        for worker in released:
-            self._announce(worker)
+        in_buckets = released and self._stepper.in_buckets(mean.touched)
+        for worker in released if in_buckets else ():
+            self._write_release(worker)
+            self._end.announce(worker)
 
         def send(place: int) -> None:
             for worker in released:
                 self._end.send(worker, self._master.parts, place)
 
-        self._stepper.step(mean.gradients, mean.touched, mean.rows, before=before, after=send if released else None)
+        self._stepper.step(mean.gradients, mean.touched, mean.rows, before=before, after=send if in_buckets else None)
+        for worker in () if in_buckets else released:
+            self._send_release(worker)
 
     def drop(self, worker: int) -> None:
         """Leaves the waiting gradient of `worker` out."""
@@ -238,17 +242,15 @@ class Holder:
 
     def release(self, worker: int, *, empty: bool = False) -> None:
         """Sends `worker` the parameters, or only leave to go on."""
-        self._write_release(worker, empty=empty)
         if not empty and self._correction:
             self._correction.released(worker)
+        self._send_release(worker, empty=empty)
+
+    def _send_release(self, worker: int, *, empty: bool = False) -> None:
+        self._write_release(worker, empty=empty)
         self._end.release(worker, self._master.parts, empty=empty)
 
-    def _announce(self, worker: int) -> None:
-        """Sends `worker` the header of a release whose parts follow."""
-        self._write_release(worker, empty=False)
-        self._end.announce(worker)
-
-    def _write_release(self, worker: int, *, empty: bool) -> None:
+    def _write_release(self, worker: int, *, empty: bool = False) -> None:
         slot = self._slots[worker]
         if not empty:
             slot.version = self.stats.updates

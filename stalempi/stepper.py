@@ -99,14 +99,11 @@ class Stepper:
 
         The optimizer has the hyper-parameters of this step. `before` is called ahead of each bucket's step, with the
         bucket, or ahead of the whole one with None; `after` with the place of each bucket whose step is made, in the
-        order of a release.
+        order of a release, if the step is made `in_buckets`.
         """
-        if self._may_join and touched.all():
-            if self._twin or self._join():
-                self._step_joined(gradients, before, after)
-                return
-        elif self._twin:
-            self._part()
+        if self.in_buckets(touched):
+            self._step_joined(gradients, before, after)
+            return
         if before:
             before(None)
         self.show(gradients, touched)
@@ -114,9 +111,14 @@ class Stepper:
             if touched[place]:
                 self._show_rows(place, gradients.views[place], numbers)
         self._optimizer.step()
-        if after:
-            for place in range(len(self._buckets)):
-                after(place)
+
+    def in_buckets(self, touched: NDArray[np.bool_]) -> bool:
+        """Returns whether the next step, with gradients for the parameters `touched`, is made bucket by bucket."""
+        if self._may_join and touched.all():
+            return self._twin is not None or self._join()
+        if self._twin:
+            self._part()
+        return False
 
     def show(self, gradients: Flat, touched: NDArray[np.bool_]) -> None:
         """Makes `gradients` the parameters' own."""
