@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from stalempi.replica import Replica
 
-__all__ = ["Arrival"]
+__all__ = ["Arrival", "hookable"]
 
 Places = dict[int, int]  # by server, the last place of the parts that are waited for
 
@@ -42,7 +42,7 @@ class Arrival:
         self._learned = self._compiled = False
         self.first: Places = {}
         self._handles: list[RemovableHandle] = []
-        for module in self._model.modules():
+        for module in hookable(self._model):
             module.register_forward_pre_hook(self._enter, prepend=True)  # one that computes weights comes after it
             self._handles.append(module.register_forward_hook(self._leave, always_call=True))
 
@@ -58,7 +58,7 @@ class Arrival:
         self._learned = True
         for handle in self._handles:
             handle.remove()
-        self._compiled = self._compiled or any(module._compiled_call_impl for module in self._model.modules())
+        self._compiled = self._compiled or any(module._compiled_call_impl for module in hookable(self._model))
         names = dict(self._model.named_modules(remove_duplicate=False))
         for name, module in names.items():
             for parameter in module.parameters(recurse=False):
@@ -86,6 +86,11 @@ class Arrival:
     def _leave(self, *_: object) -> None:
         if not torch.compiler.is_compiling():
             self._uses.leave()
+
+
+def hookable(model: nn.Module) -> Iterator[nn.Module]:
+    """Yields the modules of `model`, itself included, that call hooks: those that TorchScript runs do not."""
+    return (module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule))
 
 
 class _Uses(TorchFunctionMode):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from stalempi import preempt
-from stalempi.arrival import Arrival
+from stalempi.arrival import Arrival, hookable
 from stalempi.clip import Clip
 from stalempi.early import FiniteCheck
 from stalempi.errors import ConfigError, ProtocolError, StallError
@@ -149,7 +149,7 @@ class Worker:
 
     def _progress_in_forward(self) -> None:
         """Lets messages move while the model runs forward, as hooks of the parameters do while it runs backward."""
-        for module in self.shares[0].replica.model.modules():
+        for module in hookable(self.shares[0].replica.model):
             if not any(module.children()):
                 module.register_forward_pre_hook(self._progress)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -92,12 +93,19 @@ def derived() -> nn.Module:
     return nn.Sequential(*(parametrizations.weight_norm(nn.Linear(6, 6)) for _ in range(4)))
 
 
+def scripted() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch wants to be rid of it; models that have it stay
+        return nn.Sequential(nn.Linear(6, 6), torch.jit.script(nn.Sequential(nn.Linear(6, 6))), nn.Linear(6, 6))
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "sequence": sequence,
     "attention": attention,
     "tied": Tied,
     "branches": Branches,
     "derived": derived,
+    "scripted": scripted,
 }
 
 
