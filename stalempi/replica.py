@@ -79,6 +79,9 @@ class Replica:
         self._persistent = {} if share[0] else _persistent_buffers(model)
         self.params = Flat(self.trained)
         self.params.adopt(self.trained)
+        if not self.params.nbytes:
+            where = f" of server {share[0]}: take fewer servers" if share[1] > 1 else ""
+            raise ConfigError(f"nothing to train: the parameters have no elements{where}")
         self.buffers = Flat(list(self._persistent.values()))
         self.buffers.adopt(list(self._persistent.values()))
         self._hyper_keys = _hyper_keys(optimizer)

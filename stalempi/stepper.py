@@ -148,6 +148,7 @@ class Stepper:
         """Makes the runs, and the state of each run's members one; returns whether that can be."""
         self._runs = self._find_runs()
         self._pieces = [self._cut(bucket) for bucket in self._buckets]
+        self._runs = [run for run in self._runs if run.pieces]  # all parameters of one may be empty
         self._point_at(self._replica.params.storages)
         states = [self._joined_state(run) for run in self._runs]
         self._may_join = all(state is not None for state in states)

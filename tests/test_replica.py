@@ -167,6 +167,13 @@ def test_an_optimizer_without_parameters_is_refused() -> None:
         make(model, optimizer)
 
 
+@pytest.mark.parametrize(("share", "words"), [((0, 1), "no elements$"), ((1, 2), "of server 1: take fewer servers")])
+def test_parameters_without_elements_are_refused(share: tuple[int, int], words: str) -> None:
+    model = nn.ParameterList([nn.Parameter(torch.ones(5 * share[0])), nn.Parameter(torch.ones(0))])
+    with pytest.raises(ConfigError, match=words):
+        Replica(model, torch.optim.SGD(model.parameters(), lr=0.1), bucket_bytes=64, share=share)
+
+
 def test_a_bucket_of_no_bytes_is_refused() -> None:
     model = nn.Linear(2, 2)
     with pytest.raises(ConfigError, match="bucket_bytes must be at least 1, got 0"):

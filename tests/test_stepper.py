@@ -125,6 +125,18 @@ def test_hyper_parameters_may_change_between_steps() -> None:
         pair.check()
 
 
+def test_empty_parameters_are_left_alone() -> None:
+    model = nn.ParameterList([nn.Parameter(torch.ones(shape)) for shape in (5, 0, (0, 3), 4)])
+    groups = [{"params": [model[0], model[3]]}, {"params": [model[1]]}, {"params": [model[2]]}]
+    replica = Replica(model, torch.optim.Adam(groups, lr=0.5), bucket_bytes=64)
+    stepper, gradients = Stepper(replica), replica.params.like()
+    gradients.storages[0].fill_(1.0)
+    for _ in range(2):
+        stepper.step(gradients, np.ones(4, dtype=bool))
+    assert [p.numel() for p in model] == [5, 0, 0, 4]
+    assert torch.allclose(torch.cat(list(model)[::3]), torch.zeros(9), atol=1e-6)
+
+
 def test_each_bucket_is_asked_for_before_its_step_and_told_of_after_it_in_the_order_of_a_release() -> None:
     pair = Pair(OPTIMIZERS["momentum"], 1000)
     buckets = pair.replica.release_buckets()

@@ -1,7 +1,8 @@
 """Measures what a stalempi step adds to a bare training loop: mpirun -n 2 python benchmarks/step_overhead/measure.py.
 
 One server, one worker, a model of about 10,000 parameters. Bare and distributed steps alternate in rounds of the same
-process, so that both see the same machine; the median round of each counts.
+process, so that both see the same machine; the median round of each counts. Whole iterations, and `step` alone, again
+and again with the same gradients.
 """
 
 from __future__ import annotations
@@ -33,6 +34,14 @@ def loop(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tenso
     return steps
 
 
+def steps_alone(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+    def steps() -> None:
+        for _ in range(STEPS):
+            optimizer.step()
+
+    return steps
+
+
 def seconds_per_step(steps: Callable[[], None]) -> float:
     began = time.perf_counter()
     steps()
@@ -51,14 +60,18 @@ def main() -> None:
     bare = torch.optim.SGD(bare_model.parameters(), lr=0.01, momentum=0.9)
     x, y = torch.randn(32, 64), torch.randint(10, (32,))
     with optimizer:
-        ours, plain = loop(model, optimizer, x, y), loop(bare_model, bare, x, y)
-        rounds = [(seconds_per_step(plain), seconds_per_step(ours)) for _ in range(ROUNDS)]
+        print("| " + " | ".join(("parameters", "what", "bare, us", "stalempi, us", "added, us")) + " |")
+        print("| ---: | --- | ---: | ---: | ---: |")
+        report(model, "iteration", loop(bare_model, bare, x, y), loop(model, optimizer, x, y))
+        report(model, "`step` alone", steps_alone(bare), steps_alone(optimizer))
+
+
+def report(model: nn.Module, what: str, plain: Callable[[], None], ours: Callable[[], None]) -> None:
+    rounds = [(seconds_per_step(plain), seconds_per_step(ours)) for _ in range(ROUNDS)]
     bare_us = 1e6 * statistics.median(a for a, _ in rounds)
     ours_us = 1e6 * statistics.median(b for _, b in rounds)
     parameters = sum(p.numel() for p in model.parameters())
-    print("| parameters | bare step, us | stalempi step, us | added, us |")
-    print("| --- | --- | --- | --- |")
-    print(f"| {parameters} | {bare_us:.0f} | {ours_us:.0f} | {ours_us - bare_us:.0f} |", flush=True)
+    print(f"| {parameters} | {what} | {bare_us:.0f} | {ours_us:.0f} | {ours_us - bare_us:.0f} |", flush=True)
 
 
 if __name__ == "__main__":
