@@ -284,6 +284,7 @@ class Worker:
         """Returns what comes from a share's server; StallError if nothing has within the timeout since `began`."""
         found = receive(max(0.0, began + self._stall_timeout - time.perf_counter()))
         if found is None:
+            self.owed = True  # whoever leaves need not wait for it again
             number = self.shares.index(share)
             which = "the server" if len(self.shares) == 1 else f"server {number}"
             raise StallError(

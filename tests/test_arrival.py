@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from stalempi.arrival import Arrival
-from stalempi.errors import ConfigError
+from stalempi.errors import ConfigError, StallError
 from stalempi.policy import ASP, BSP, SSP, Allreduce, CachedSSP, Policy
 from stalempi.replica import Replica
 from stalempi.train.optimizer import DistributedOptimizer
@@ -262,3 +262,19 @@ def test_waiting_counts_whatever_is_waited_for() -> None:
 def test_what_has_nothing_to_begin_with_is_refused(policy: Policy, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         run_job(make_model, plain, policy, loop, workers=2, early_forward=True, **options)
+
+
+def test_a_part_that_never_comes_is_waited_for_once() -> None:
+    def train(model: nn.Module, optimizer: DistributedOptimizer, worker: int) -> None:
+        ours = optimizer._worker
+        assert isinstance(ours, Worker)
+        for _ in range(2):
+            step(model, optimizer, *data(5))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ours.shares[0].end, "receive_part", lambda place, timeout: False)
+            with pytest.raises(StallError, match="step 2: no release from the server within"):
+                model(data(5)[0])
+        assert ours.owed  # so that whoever leaves now does not wait again
+        ours.owed = False
+
+    job(train, ASP(), early_forward=True)
